@@ -1,0 +1,240 @@
+"""What the gateway remembers, and the port that every store backend implements.
+
+Items live in threads. A thread is a line of items, each at its position (0, 1, 2, ...); a response owns a range of
+positions of one thread: first its input items, then its output items. Continuing the newest response of a thread
+appends to the thread. Continuing any other one makes a new thread whose parent is that thread, up to the position where
+the continued response ends. So an item's bytes are stored once, a branch costs one row, and the history of a response
+is the items of its thread below its end, preceded by those of the parents below each fork.
+
+A conversation owns a thread; only completed turns in it append there. Every row and every query carries the owner; a
+foreign row answers exactly as an absent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+Owner = NewType("Owner", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item as it is stored.
+
+    `id` is the public id: stable, and unique within its thread. `body` is the item's exact bytes as they passed by (it
+    may hold no id, or another one where a client repeated an id in one thread).
+    """
+
+    id: str
+    type: str
+    body: bytes
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The place in a thread that a turn continues from: the first `position` items of it, and its parents', are its history."""
+
+    thread: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What came before a turn."""
+
+    anchor: Anchor
+    items: tuple[Item, ...]
+    session: str  # stable over the whole chain or conversation; sent upstream as x-session-id
+    session_token: str | None = None  # the router's own x-session-token, to be echoed
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """A stored response without its items."""
+
+    id: str
+    status: str
+    created_at: float  # seconds since the epoch
+    envelope: bytes  # the response object as the client saw it, its `output` emptied to []
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A stored response with its output items, in order."""
+
+    head: ResponseHead
+    output: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewResponse:
+    """The response row that a turn adds."""
+
+    id: str
+    status: str
+    created_at: float
+    expires_at: float | None
+    envelope: bytes
+    events: bytes | None = None  # the client-visible SSE frames, uncompressed; None: not streamed, or beyond the cap
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to append to a conversation, held by one turn at a time."""
+
+    conversation: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """All that one turn leaves behind; a store writes the whole of it, or nothing.
+
+    - `response` None (store: false): no response row, no event log; items are written only for a `lease`.
+    - `lease` set and the turn completed: input and output are appended to the conversation's thread, and the lease ends.
+      If the lease is no longer held: `LeaseLost`, and nothing is written.
+    - A response that is not completed never moves a thread's end: its items go to a thread of its own, forked at `history`'s anchor.
+    - `history` None: the turn begins a new thread, whose session is `session`.
+    - `history` whose anchor no longer exists (deleted while the backend worked): the history's items are written again
+      into a new thread of their own, so that the new response can be continued.
+    """
+
+    owner: Owner
+    completed: bool
+    input: tuple[Item, ...]
+    output: tuple[Item, ...]
+    response: NewResponse | None
+    history: History | None
+    lease: Lease | None
+    session: str
+    session_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of items, and whether more follow."""
+
+    items: tuple[Item, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """A page as asked for: at most `limit` items after the item with the id `after`, in `order` asc or desc."""
+
+    limit: int = 20
+    order: str = "desc"
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation without its items."""
+
+    id: str
+    created_at: float
+    metadata: bytes  # a JSON object, its exact bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A stored call of a tool that the client owns, and the completed response that made it."""
+
+    call_id: str
+    response_id: str
+
+
+class UnknownCursor(Exception):
+    """`PageQuery.after` names no item of the list."""
+
+
+class DuplicateItem(Exception):
+    """An item with this id is already in the conversation."""
+
+
+class Store(Protocol):
+    """The port. Every method raises `proxy.errors.StoreError` (or a subclass) when the database fails."""
+
+    async def open(self) -> None:
+        """Connects, creates the schema in an empty database, refuses an older one unless the store is embedded."""
+
+    async def close(self) -> None:
+        """Finishes what is being written and lets every connection go."""
+
+    async def ping(self) -> None:
+        """Answers when the database does."""
+
+    async def save(self, record: TurnRecord) -> None:
+        """Writes a turn; returns only after the commit. Concurrent saves may share one transaction."""
+
+    async def response(self, owner: Owner, response_id: str) -> StoredResponse | None:
+        """The response with its output items."""
+
+    async def events(self, owner: Owner, response_id: str) -> bytes | None:
+        """The frames of a streamed response, or None where no log is held."""
+
+    async def input_items(self, owner: Owner, response_id: str, page: PageQuery) -> Page | None:
+        """A page of the response's own input. None: no such response. Raises `UnknownCursor`."""
+
+    async def delete_response(self, owner: Owner, response_id: str) -> bool:
+        """Removes the response, its log, and the items that nothing else reaches; False where there is none."""
+
+    async def head(self, owner: Owner, response_id: str) -> ResponseHead | None:
+        """The response without its items."""
+
+    async def history(self, owner: Owner, response_id: str) -> History | None:
+        """All items up to and including the response's output, in at most two queries; None: no such response."""
+
+    async def items(self, owner: Owner, item_ids: Sequence[str]) -> Mapping[str, Item]:
+        """The newest stored item for each id that is known; the others are missing from the answer."""
+
+    async def calls(self, owner: Owner, call_ids: Sequence[str]) -> Sequence[Call]:
+        """The completed stored responses whose output holds one of these calls; several for one id when it is ambiguous."""
+
+    async def create_conversation(self, owner: Owner, conversation: Conversation, items: Sequence[Item]) -> None:
+        """Adds a conversation and its first items."""
+
+    async def conversation(self, owner: Owner, conversation_id: str) -> Conversation | None:
+        """The conversation, or None."""
+
+    async def update_conversation(self, owner: Owner, conversation_id: str, metadata: bytes) -> Conversation | None:
+        """Replaces the metadata and nothing else; None: no such conversation."""
+
+    async def delete_conversation(self, owner: Owner, conversation_id: str) -> bool:
+        """Removes the conversation, and its items except those that a stored response's own range holds."""
+
+    async def conversation_history(self, owner: Owner, conversation_id: str) -> History | None:
+        """All items of the conversation, in order."""
+
+    async def conversation_items(self, owner: Owner, conversation_id: str, page: PageQuery) -> Page | None:
+        """A page of the conversation's items. Raises `UnknownCursor`."""
+
+    async def conversation_item(self, owner: Owner, conversation_id: str, item_id: str) -> Item | None:
+        """One item of the conversation."""
+
+    async def add_conversation_items(self, owner: Owner, conversation_id: str, items: Sequence[Item]) -> bool:
+        """Appends items; False: no such conversation. Raises `DuplicateItem` for an id that is already there."""
+
+    async def delete_conversation_item(self, owner: Owner, conversation_id: str, item_id: str) -> bool:
+        """Takes an item out of the conversation; a stored response whose own item it is keeps it."""
+
+    async def acquire(self, owner: Owner, lease: Lease, ttl: float) -> bool:
+        """Takes the conversation's lease for `ttl` seconds of the database's clock; False while another holds it or it does not exist."""
+
+    async def renew(self, owner: Owner, lease: Lease, ttl: float) -> bool:
+        """Prolongs a held lease; False when it was lost."""
+
+    async def release(self, owner: Owner, lease: Lease) -> None:
+        """Ends a lease that is still held; a lost one is left alone."""
+
+    async def request_cancel(self, owner: Owner, response_id: str) -> None:
+        """Leaves word for whichever worker runs this response to stop it."""
+
+    async def cancel_requests(self, since: float) -> Sequence[tuple[Owner, str]]:
+        """The cancel requests younger than `since` seconds (the database's clock)."""
+
+    async def sweep(self, limit: int) -> int:
+        """Removes up to `limit` expired responses (one worker at a time over all replicas); returns how many went."""
