@@ -1,0 +1,52 @@
+"""HTTP headers as raw pairs of bytes: order, case, repetition and odd bytes survive; hop-by-hop ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+def get(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a header (`name` in lower case)."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def without(headers: Headers, names: Collection[bytes]) -> Headers:
+    """The headers less these (lower case) names."""
+    return tuple((key, value) for key, value in headers if key.lower() not in names)
+
+
+def end_to_end(headers: Headers, also: Iterable[bytes] = ()) -> Headers:
+    """The headers less the hop-by-hop ones, those that `Connection` names, and `also`."""
+    named: set[bytes] = set(also)
+    for key, value in headers:
+        if key.lower() == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return without(headers, HOP_BY_HOP | named)
+
+
+def media_type(headers: Headers) -> bytes:
+    """The media type in lower case without its parameters; empty where there is none."""
+    return (get(headers, b"content-type") or b"").split(b";", 1)[0].strip().lower()
+
+
+def is_json(media: bytes) -> bool:
+    """Whether a media type is JSON, or a kind of it (`application/problem+json`)."""
+    return media == b"application/json" or media.endswith(b"+json")

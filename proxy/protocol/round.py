@@ -1,0 +1,141 @@
+"""One upstream answer, folded into what it said: the response object and its output items.
+
+JSON answers and streams end as the same `Outcome`. A stream that ends early is folded into a failed response out of what
+had come: the object of `response.created`, and the items that were done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from proxy.protocol import items, jsonbytes
+from proxy.protocol.events import Event, Frames, encode
+from proxy.protocol.records import Item
+from proxy.protocol.sse import frames
+
+Fields = jsonbytes.Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished response: what a store needs of it."""
+
+    id: str
+    status: str
+    created_at: float | None
+    envelope: bytes  # the response object with its output emptied
+    output: tuple[Item, ...]
+
+
+class NoResponse(ValueError):
+    """The backend's answer holds no response object."""
+
+
+def outcome(response: bytes) -> Outcome:
+    """Reads a response object. Raises `NoResponse` when it has no id or is not an object."""
+    try:
+        members = jsonbytes.fields(response)
+        id_ = jsonbytes.text(members.get("id"))
+        status = jsonbytes.text(members.get("status"))
+        created = members.get("created_at")
+        output = _output(members, id_ or "")
+    except (jsonbytes.NotJSON, items.InvalidType) as error:
+        raise NoResponse(str(error)) from error
+    if not id_:
+        raise NoResponse("the response has no id")
+    envelope = jsonbytes.join_object({**members, "output": b"[]"})
+    return Outcome(id_, status or "completed", _seconds(created), envelope, output)
+
+
+def _output(members: Fields, response_id: str) -> tuple[Item, ...]:
+    raw = members.get("output")
+    if not jsonbytes.present(raw) or raw is None:
+        return ()
+    parts = jsonbytes.elements(raw)
+    return tuple(_output_item(part, response_id, index) for index, part in enumerate(parts))
+
+
+def _output_item(raw: bytes, response_id: str, index: int) -> Item:
+    return items.parse_item(raw, lambda prefix: stable_id(prefix, response_id, index), f"output[{index}]")
+
+
+def stable_id(prefix: str, response_id: str, index: int) -> str:
+    """An id for an output item that came without one: the same whenever it is asked for."""
+    return prefix + hashlib.sha256(f"{response_id}/{index}".encode()).hexdigest()[:32]
+
+
+def _seconds(raw: bytes | None) -> float | None:
+    try:
+        return float(raw) if raw is not None else None
+    except ValueError:
+        return None
+
+
+class Round:
+    """Listens to a stream's events, so that it can be finished properly if the backend does not."""
+
+    def __init__(self) -> None:
+        self.response: bytes | None = None  # of the newest lifecycle event
+        self.terminal: Event | None = None
+        self._done: dict[int, bytes] = {}
+        self._latest: Event | Frames | None = None
+
+    def observe(self, part: Event | Frames) -> None:
+        """Takes note of one part of the stream."""
+        self._latest = part
+        if isinstance(part, Frames):
+            return
+        if part.terminal:
+            self.terminal = part
+        if part.type == "response.output_item.done":
+            self._done[_index(part.fields, len(self._done))] = part.fields.get("item", b"{}")
+        elif part.type.startswith("response.") and "response" in part.fields:
+            self.response = part.fields["response"]
+
+    @property
+    def next_sequence_number(self) -> int:
+        """The number that the stream's next event should carry."""
+        if self._latest is None:
+            return 0
+        last = frames(self._latest.raw)[-1].sequence_number if isinstance(self._latest, Frames) else None
+        if isinstance(self._latest, Event):
+            last = self._latest.sequence_number
+        return 0 if last is None else last + 1
+
+    def items(self) -> list[bytes]:
+        """The items that were done, in order."""
+        return [self._done[index] for index in sorted(self._done)]
+
+    def ended(self, type_: str, status: str, changes: Fields) -> Event:
+        """A terminal event for a response that the backend did not finish. Raises `NoResponse` if none had begun."""
+        if self.response is None:
+            raise NoResponse("no response had begun")
+        output = jsonbytes.join_array(self.items())
+        response = jsonbytes.with_members(
+            self.response, {"status": jsonbytes.encode(status), **changes, "output": output}
+        )
+        number = jsonbytes.encode(self.next_sequence_number)
+        members = {"response": response, "sequence_number": number, "type": jsonbytes.encode(type_)}
+        return encode(type_, jsonbytes.join_object(members))
+
+    def failed(self, code: str, message: str) -> Event:
+        """`response.failed`, naming what went wrong. Raises `NoResponse` if no response had begun."""
+        error = jsonbytes.encode({"code": code, "message": message})
+        return self.ended("response.failed", "failed", {"error": error})
+
+
+def terminal_response(event: Event) -> bytes | None:
+    """The response object that a terminal event carries; None for a bare `error`."""
+    return event.fields.get("response")
+
+
+def error_event(code: str | None, message: str, param: str | None, sequence_number: int) -> Event:
+    """The flat `error` event of the Responses API."""
+    data = {"type": "error", "sequence_number": sequence_number, "code": code, "message": message, "param": param}
+    return encode("error", jsonbytes.encode(data))
+
+
+def _index(members: Fields, default: int) -> int:
+    raw = members.get("output_index", b"")
+    return int(raw) if raw.isdigit() else default

@@ -1,0 +1,113 @@
+"""Bytes to SSE frames, at any split of the bytes.
+
+The decoder finds frame borders and looks at a frame's first line only. Runs of deltas come out as one `Frames`, never
+taken apart; every other frame comes out as an `Event`. All bytes fed in come out again, in order, unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+
+from proxy.protocol.events import Event, Frames
+
+# A blank line. A carriage return at the very end of what has come so far may yet be half of a CRLF: wait for more.
+_BORDER = re.compile(rb"\n\r?\n|\r\r\n|[\r\n]\r(?=[^\n])")
+_BLANK = rb"(?:\n\r?\n|\r\r\n?|\n\r)"
+_DELTA = rb"[\r\n]*event: ?response\.[a-z_.]+\.delta\r?\n"
+_delta_at = re.compile(_DELTA).match
+_border_before_other = re.compile(_BLANK + rb"(?!" + _DELTA + rb")").search
+_event_line = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").search
+
+
+class FrameTooLarge(Exception):
+    """One frame is larger than the decoder may hold."""
+
+
+class Decoder:
+    """Feed bytes in, take frames out; `rest` is what is left of an unfinished frame."""
+
+    def __init__(self, max_frame_bytes: int = 10 * 1024 * 1024) -> None:
+        self._max = max_frame_bytes
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._last = b""
+
+    def feed(self, data: bytes) -> list[Frames | Event]:
+        """The frames that are whole now. Raises `FrameTooLarge`."""
+        if not self._held and data.endswith(b"\n\n"):
+            return split(data)
+        # A border needs at most two bytes of what came before; an unfinished frame is not searched again.
+        window = self._last + data
+        end = _last_border(window)
+        if end <= 0:
+            self._hold(data)
+            return []
+        cut = end - len(self._last)
+        whole = b"".join([*self._parts, data[:cut]]) if cut >= 0 else b"".join(self._parts)[:cut]
+        rest = window[end:] if cut < 0 else data[cut:]
+        self._parts, self._held, self._last = [], 0, b""
+        self._hold(rest)
+        return split(whole)
+
+    def rest(self) -> bytes:
+        """The bytes of a frame that never ended."""
+        return b"".join(self._parts)
+
+    def _hold(self, data: bytes) -> None:
+        if not data:
+            return
+        self._parts.append(data)
+        self._held += len(data)
+        self._last = (self._last + data)[-3:]
+        if self._held > self._max:
+            raise FrameTooLarge
+
+
+def _last_border(data: bytes) -> int:
+    if data.endswith(b"\n\n"):
+        return len(data)
+    end = 0
+    for match in _BORDER.finditer(data):
+        end = match.end()
+    return end
+
+
+def split(block: bytes) -> list[Frames | Event]:
+    """Whole frames, as runs of deltas and single other frames."""
+    found: list[Frames | Event] = []
+    at, size = 0, len(block)
+    while at < size:
+        if _delta_at(block, at):
+            border = _border_before_other(block, at + 1)
+            end = border.end() if border else size
+            found.append(Frames(block[at:end]))
+        else:
+            end = _frame_end(block, at)
+            found.append(event(block[at:end]))
+        at = end
+    return found
+
+
+def frames(block: bytes) -> list[Event]:
+    """Whole frames one by one."""
+    found, at = [], 0
+    while at < len(block):
+        end = _frame_end(block, at)
+        found.append(event(block[at:end]))
+        at = end
+    return found
+
+
+def event(raw: bytes) -> Event:
+    """One frame with its `event:` line read."""
+    line = _event_line(raw)
+    return Event(raw, line[1].decode("latin-1").strip() if line else "")
+
+
+def _frame_end(block: bytes, at: int) -> int:
+    # Blank lines before a frame's first line belong to it: they end nothing.
+    start = at
+    while start < len(block) and block[start] in b"\r\n":
+        start += 1
+    border = _BORDER.search(block, start)
+    return border.end() if border else len(block)

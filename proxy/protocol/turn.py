@@ -1,0 +1,80 @@
+"""A client's request on its way through the chain."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from proxy.protocol import jsonbytes
+from proxy.protocol.headers import Headers
+from proxy.protocol.records import History, Item, Lease, Owner
+
+
+class Operation(Enum):
+    """What a request asks for, as far as state is concerned."""
+
+    CREATE = "create"
+    INPUT_TOKENS = "input_tokens"
+    COMPACT = "compact"
+    OTHER = "other"  # not ours: passed on as it is
+
+
+@dataclass(frozen=True)
+class Body:
+    """A request body: the exact bytes, and its top-level members when somebody asks."""
+
+    raw: bytes
+
+    @cached_property
+    def fields(self) -> jsonbytes.Fields:
+        """The top-level members, each as its exact bytes. Raises `NotJSON`."""
+        return jsonbytes.fields(self.raw)
+
+    def get(self, name: str) -> bytes | None:
+        """A member's exact bytes; None when it is absent or null."""
+        raw = self.fields.get(name)
+        return raw if jsonbytes.present(raw) else None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean member, `default` when it is absent, null or not a boolean."""
+        return {b"true": True, b"false": False}.get(self.fields.get(name, b""), default)
+
+    def rebuilt(self, changes: Mapping[str, bytes | None]) -> Body:
+        """The body with these members set or (None) removed; every other one keeps its exact bytes."""
+        return Body(jsonbytes.with_members(self.raw, changes))
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the turn will leave behind. Begun by response_store, completed by rehydrate, written by response_store."""
+
+    keep: bool  # store is not false: a response row will be written
+    session: str
+    input: tuple[Item, ...] | None = None  # None until somebody had to take the input apart
+    history: History | None = None
+    lease: Lease | None = None
+    saved: bool = False
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One client request. Frozen: a filter passes on a replaced one."""
+
+    method: str
+    target: bytes  # the request target exactly as the client spelled it
+    path: str
+    headers: Headers  # end to end only
+    operation: Operation
+    body: Body
+    owner: Owner = Owner("")  # set by owner; used by response_store, rehydrate
+    stream: bool = False  # set by validate; used by upstream
+    draft: Draft | None = None  # set by response_store; used by rehydrate
+    upstream_headers: tuple[tuple[bytes, bytes], ...] = ()  # added by filters; used by upstream
+    composed: bool = False  # set by filters that rebuild the stream; used by upstream for the Head
+
+    def replace(self, **changes: object) -> Turn:
+        """This turn with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by the callers' tests
