@@ -7,21 +7,14 @@ already has OpenAI's public shape keeps every byte of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
+from proxy.protocol import jsonbytes
+from proxy.protocol.jsonbytes import NULL, Fields
 from proxy.protocol.records import Item, Page, StoredResponse
 
-Members = dict[str, msgspec.Raw]
-
-_object = msgspec.json.Decoder(Members)
-_array = msgspec.json.Decoder(list[msgspec.Raw])
-_anything = msgspec.json.Decoder()
-_encode = msgspec.json.encode
 _MEMBER_START = re.compile(rb'[\s{,]*"(?:[^"\\]|\\.)*"\s*:\s*')
-_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +23,7 @@ class Includable:
 
     type: str
     path: tuple[str, ...]  # "[x]" stands for every part of type x of a list
-    nullable: bool = False  # emptied rather than removed: the item would not be valid as input without the key
+    nullable: bool = False  # emptied rather than removed: without the key the item would not be valid as input
 
 
 INCLUDABLE = {
@@ -44,118 +37,115 @@ INCLUDABLE = {
     "message.output_text.logprobs": Includable("message", ("content", "[output_text]", "logprobs")),
 }
 
-# The items of a conversation are sent back as input by sessions that keep their history there (the Agents SDK's do, and
-# cannot ask for more); an image without its address would be lost to the model.
+# Sessions that keep their history in a conversation send what it lists back as input (the Agents SDK's does, and asks
+# for no includes); an image without its address would be lost to the model.
 KEPT_IN_CONVERSATIONS = frozenset({"message.input_image.image_url", "computer_call_output.output.image_url"})
 
 
 def response_body(stored: StoredResponse) -> bytes:
     """The response object: the stored envelope with the output's items in the place of its empty list."""
-    output = b"[" + b",".join(item.body for item in stored.output) + b"]"
-    return _replaced(stored.head.envelope, "output", output)
+    output = jsonbytes.join_array(item.body for item in stored.output)
+    return _with_member(stored.head.envelope, "output", output)
 
 
 def list_body(page: Page, include: frozenset[str]) -> bytes:
     """OpenAI's list object."""
-    data = b",".join(public_item(item, include) for item in page.items)
     first, last = (page.items[0].id, page.items[-1].id) if page.items else (None, None)
-    tail = _encode({"first_id": first, "last_id": last, "has_more": page.has_more})
-    return b'{"object":"list","data":[' + data + b"]," + tail[1:]
+    return jsonbytes.join_object(
+        {
+            "object": b'"list"',
+            "data": jsonbytes.join_array(public_item(item, include) for item in page.items),
+            "first_id": jsonbytes.encode(first),
+            "last_id": jsonbytes.encode(last),
+            "has_more": jsonbytes.encode(page.has_more),
+        }
+    )
 
 
 def public_item(item: Item, include: frozenset[str]) -> bytes:
-    """The item in OpenAI's public shape, which is also valid as input, without the fields that `include` does not name."""
-    members = _object.decode(item.body)
-    shaped = _stripped(_shaped(members, item), include)
-    return item.body if shaped == members else _joined(shaped)
+    """The item in OpenAI's public shape, which is valid as input too, without the includable fields nobody asked for."""
+    members = jsonbytes.fields(item.body)
+    shown = _stripped(_shaped(members, item.id), include)
+    return item.body if shown == members else jsonbytes.join_object(shown)
 
 
-def _shaped(members: Members, item: Item) -> Members:
+def _shaped(members: Fields, item_id: str) -> Fields:
     # The row's id rules: the client may have sent none, or one that was taken.
-    shaped = members if _value(members, "id") == item.id else {"id": _raw(item.id)} | members | {"id": _raw(item.id)}
-    if _value(shaped, "type") is None:
-        shaped = shaped | {"type": _raw("message")}
-    return shaped if _value(shaped, "type") != "message" else _shaped_message(shaped)
+    if jsonbytes.text(members.get("id")) != item_id:
+        encoded = jsonbytes.encode(item_id)
+        members = {"id": encoded} | members | {"id": encoded}
+    if not jsonbytes.present(members.get("type")):
+        members = members | {"type": b'"message"'}
+    return _shaped_message(members) if jsonbytes.text(members["type"]) == "message" else members
 
 
-def _shaped_message(members: Members) -> Members:
-    shaped = members
-    if _value(members, "status") is None:
-        shaped = shaped | {"status": _raw("completed")}
-    content = bytes(members.get("content", _NULL))
-    if content == b"null":
-        return shaped | {"content": msgspec.Raw(b"[]")}
+def _shaped_message(members: Fields) -> Fields:
+    if not jsonbytes.present(members.get("status")):
+        members = members | {"status": b'"completed"'}
+    content = members.get("content", NULL)
+    if content == NULL:
+        return members | {"content": b"[]"}
     if content.startswith(b'"'):
-        return shaped | {"content": msgspec.Raw(_text_part(content, _value(members, "role")))}
-    return shaped
+        return members | {"content": _text_parts(content, jsonbytes.text(members.get("role")))}
+    return members
 
 
-def _text_part(text: bytes, role: object) -> bytes:
+def _text_parts(text: bytes, role: str | None) -> bytes:
     if role == "assistant":
         return b'[{"type":"output_text","text":' + text + b',"annotations":[]}]'
     return b'[{"type":"input_text","text":' + text + b"}]"
 
 
-def _stripped(members: Members, include: frozenset[str]) -> Members:
-    kind = _value(members, "type")
+def _stripped(members: Fields, include: frozenset[str]) -> Fields:
+    kind = jsonbytes.text(members["type"])
     for name, field in INCLUDABLE.items():
         if field.type == kind and name not in include:
-            members = _without(members, field.path, field.nullable)
+            members = _without(members, field)
     return members
 
 
-def _without(members: Members, path: Sequence[str], nullable: bool = False) -> Members:
-    key, *rest = path
+def _without(members: Fields, field: Includable) -> Fields:
+    key, *rest = field.path
     if key not in members:
         return members
     if rest:
         return members | {key: _without_inside(members[key], rest)}
-    return members | {key: _NULL} if nullable else {k: v for k, v in members.items() if k != key}
+    return members | {key: NULL} if field.nullable else _dropped(members, key)
 
 
-def _without_inside(raw: msgspec.Raw, path: Sequence[str]) -> msgspec.Raw:
-    opening = bytes(raw)[:1]
+def _without_inside(raw: bytes, path: Sequence[str]) -> bytes:
     if path[0].startswith("["):
-        if opening != b"[":
-            return raw
-        return _changed(raw, [_without_in_part(part, path[0][1:-1], path[1:]) for part in _array.decode(raw)])
-    if opening != b"{":
-        return raw
-    members = _object.decode(raw)
-    return raw if path[0] not in members else msgspec.Raw(_joined(_without(members, path)))
+        return _without_in_parts(raw, path[0][1:-1], path[1]) if raw.startswith(b"[") else raw
+    return _without_key(raw, path[0])
 
 
-def _without_in_part(part: msgspec.Raw, kind: str, path: Sequence[str]) -> msgspec.Raw:
-    if bytes(part)[:1] != b"{" or _value(_object.decode(part), "type") != kind:
-        return part
-    return _without_inside(part, path)
+def _without_in_parts(raw: bytes, kind: str, key: str) -> bytes:
+    parts = jsonbytes.elements(raw)
+    shown = [_without_key(part, key) if _kind(part) == kind else part for part in parts]
+    return raw if shown == parts else jsonbytes.join_array(shown)
 
 
-def _changed(raw: msgspec.Raw, parts: Iterable[msgspec.Raw]) -> msgspec.Raw:
-    new = list(parts)
-    return raw if new == _array.decode(raw) else msgspec.Raw(b"[" + b",".join(map(bytes, new)) + b"]")
+def _without_key(raw: bytes, key: str) -> bytes:
+    members = jsonbytes.fields(raw) if raw.startswith(b"{") else {}
+    return jsonbytes.join_object(_dropped(members, key)) if key in members else raw
 
 
-def _replaced(body: bytes, name: str, value: bytes) -> bytes:
-    members = _object.decode(body)
+def _kind(part: bytes) -> str | None:
+    return jsonbytes.text(jsonbytes.fields(part).get("type")) if part.startswith(b"{") else None
+
+
+def _dropped(members: Fields, key: str) -> Fields:
+    return {name: raw for name, raw in members.items() if name != key}
+
+
+def _with_member(body: bytes, name: str, value: bytes) -> bytes:
     position = 0
+    members = jsonbytes.fields(body)
     for key, raw in members.items():
         start = _MEMBER_START.match(body, position)
-        if start is None or not body.startswith(bytes(raw), start.end()):
-            break  # a key that occurs twice: the walk lost its way
-        position = start.end() + len(bytes(raw))
+        if start is None or not body.startswith(raw, start.end()):
+            break  # a repeated key: the walk cannot tell where it is
+        position = start.end() + len(raw)
         if key == name:
             return body[: start.end()] + value + body[position:]
-    return _joined(members | {name: msgspec.Raw(value)})
-
-
-def _joined(members: Members) -> bytes:
-    return b"{" + b",".join(_encode(key) + b":" + bytes(raw) for key, raw in members.items()) + b"}"
-
-
-def _raw(value: str) -> msgspec.Raw:
-    return msgspec.Raw(_encode(value))
-
-
-def _value(members: Members, key: str) -> object:
-    return _anything.decode(members.get(key, _NULL))
+    return jsonbytes.join_object(members | {name: value})
