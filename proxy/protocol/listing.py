@@ -63,7 +63,7 @@ def list_body(page: Page, include: frozenset[str]) -> bytes:
 
 
 def public_item(item: Item, include: frozenset[str]) -> bytes:
-    """The item in OpenAI's public shape, which is valid as input too, without the includable fields nobody asked for."""
+    """The item in OpenAI's public shape, valid as input too, without the includable fields nobody asked for."""
     members = jsonbytes.fields(item.body)
     shown = _stripped(_shaped(members, item.id), include)
     return item.body if shown == members else jsonbytes.join_object(shown)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from proxy.errors import RawHeaders
 from proxy.protocol.records import Owner
 
+MAX_ID_CHARS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
@@ -30,3 +32,8 @@ class Reply:
 
 def json_reply(body: bytes) -> Reply:
     return Reply(200, ((b"content-type", b"application/json"),), body)
+
+
+def storable_id(id_: str) -> bool:
+    """Whether a stored thing can have this id; a database may not even be asked about the others."""
+    return 0 < len(id_) <= MAX_ID_CHARS and id_.isprintable()

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from proxy.errors import InvalidRequest, InvalidValue
 from proxy.protocol.listing import INCLUDABLE
+from proxy.protocol.lookup import storable_id
 from proxy.protocol.records import PageQuery
 
 _MAX_LIMIT = 100
@@ -32,10 +33,10 @@ class RetrieveQuery:
 
 def list_query(query: str) -> ListQuery:
     values, include = _parsed(query, {"limit", "order", "after"})
-    return ListQuery(
-        PageQuery(_limit(values.get("limit", "20")), _order(values.get("order", "desc")), values.get("after")),
-        include,
-    )
+    after = values.get("after")
+    if after is not None and not storable_id(after):
+        raise unknown_cursor(after)
+    return ListQuery(PageQuery(_limit(values.get("limit", "20")), _order(values.get("order", "desc")), after), include)
 
 
 def include_query(query: str) -> frozenset[str]:
@@ -47,6 +48,10 @@ def retrieve_query(query: str) -> RetrieveQuery:
     _flag("include_obfuscation", values.get("include_obfuscation", "false"))  # we send as stored: nothing to switch
     stream = _flag("stream", values.get("stream", "false"))
     return RetrieveQuery(stream, _starting_after(values.get("starting_after"), stream))
+
+
+def unknown_cursor(after: str | None) -> InvalidValue:
+    return InvalidValue(f"Invalid 'after': there is no item with id '{after}' in this list.", param="after")
 
 
 def _parsed(query: str, scalars: set[str]) -> tuple[dict[str, str], frozenset[str]]:
