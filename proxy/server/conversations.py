@@ -154,8 +154,9 @@ def _body(raw: bytes) -> Fields:
     if not raw.strip():
         return {}
     try:
+        raw.decode()  # slices are not looked into, and what is kept here must be JSON when it is shown again
         return jsonbytes.fields(raw)
-    except jsonbytes.NotJSON as error:
+    except (jsonbytes.NotJSON, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The request body is not a JSON object: {error}.") from error
 
 
@@ -183,7 +184,9 @@ def _check(item: Item, param: str) -> None:
     if item.type == _REFERENCE and not jsonbytes.text(members.get("id")):
         raise MissingParameter(f"Missing required parameter: '{param}.id'.", param=f"{param}.id")
     if not storable_id(item.id):
-        raise InvalidValue(f"Invalid '{param}.id': expected 1 to {MAX_ID_CHARS} printable characters.", param=f"{param}.id")
+        raise InvalidValue(
+            f"Invalid '{param}.id': expected 1 to {MAX_ID_CHARS} printable characters.", param=f"{param}.id"
+        )
     if "\0" in item.type or "\0" in (item.call_id or ""):  # no database keeps one in its text
         raise InvalidValue(f"Invalid '{param}': a NUL character is not allowed here.", param=param)
 

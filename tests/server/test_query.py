@@ -29,7 +29,9 @@ def test_every_value_of_openais_enum_may_be_included():
 
 
 def test_everything_a_retrieval_takes():
-    query = "stream=true&starting_after=18446744073709551615&include_obfuscation=true&include[]=reasoning.encrypted_content"
+    query = (
+        "stream=true&starting_after=18446744073709551615&include_obfuscation=true&include[]=reasoning.encrypted_content"
+    )
     assert retrieve_query(query) == RetrieveQuery(True, 2**64 - 1)
     assert retrieve_query("stream=false&include_obfuscation=false") == RetrieveQuery(False, None)
 
