@@ -1,0 +1,116 @@
+"""The store in a Postgres database.
+
+No statement leaves state in a session: locks are a transaction's, isolation is part of BEGIN, and time limits are kept
+on this side. So a pooler may stand between, as long as `prepared_statements` is False where the pooler does not know
+prepared statements.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg  # type: ignore[import-untyped]  # it ships no type information
+from sqlalchemy import Executable, NullPool, func, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from proxy.errors import ConfigError, StoreError, StoreUnavailable
+from proxy.store import Store, schema
+from proxy.store._database import Database, Failure, Rejected
+from proxy.store._sql import SqlStore
+from proxy.store.options import StoreOptions
+
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_SCHEMA_LOCK = 7306354200
+_SCHEMA_TIMEOUT = 100.0
+_CACHED_STATEMENTS = 256
+
+# The classes of SQLSTATE in which the server is there but cannot serve: connection, resources, operator, system.
+_UNAVAILABLE = {"08", "53", "57", "58"}
+# The server undid the transaction in favour of another one: serialization failure, deadlock.
+_UNDONE = {"40001", "40P01"}
+_FULL = "53100"
+_MESSAGES = {
+    "25": "The state store is read-only.",
+    "28": "The state store refused the credentials.",
+    "3D": "The state store's database does not exist.",
+    "42": "The state store's schema is not the expected one.",
+}
+
+
+def create(url: str, options: StoreOptions | None = None) -> Store:
+    """Makes the store of a URL such as postgresql://user@host:5432/database?sslmode=verify-full."""
+    chosen = options or StoreOptions()
+    writer = _engine(
+        url, chosen, pool_size=chosen.pool_size, max_overflow=0, pool_timeout=chosen.acquire_timeout
+    )
+    reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return SqlStore(Database(reader, writer, chosen, explain), partial(_prepare, url), chosen)
+
+
+def schema_engine(url: str) -> tuple[AsyncEngine, Executable | None]:
+    """An engine for migrations, and the statement by which one process excludes the others."""
+    options = StoreOptions(statement_timeout=_SCHEMA_TIMEOUT)
+    return _engine(url, options, poolclass=NullPool), select(func.pg_advisory_xact_lock(_SCHEMA_LOCK))
+
+
+async def _prepare(url: str) -> None:
+    await schema.prepare(*schema_engine(url), upgrade=False)
+
+
+def _check(url: str) -> None:
+    """Refuses what asyncpg would only refuse at the first connection. The message never repeats the URL's password."""
+    try:
+        parts = urlsplit(url)
+        modes = parse_qs(parts.query).get("sslmode", ["prefer"])
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError("store: not a URL; write postgresql://user@host:port/database") from error
+    if parts.scheme != "postgresql":
+        raise ConfigError("store: the scheme must be postgresql")
+    if modes[-1] not in _SSL_MODES:
+        raise ConfigError(f"store: sslmode {modes[-1]!r} is none of {', '.join(_SSL_MODES)}")
+
+
+def _engine(url: str, options: StoreOptions, **pool: Any) -> AsyncEngine:
+    _check(url)
+    cached = _CACHED_STATEMENTS if options.prepared_statements else 0
+    connect = partial(
+        asyncpg.connect,
+        dsn=url,  # asyncpg reads sslmode, certificates and socket directories from it as libpq does
+        timeout=options.acquire_timeout,
+        command_timeout=options.statement_timeout,
+        statement_cache_size=cached,
+    )
+    return create_async_engine(
+        "postgresql+asyncpg://",
+        connect_args={
+            "async_creator_fn": connect,
+            "prepared_statement_cache_size": cached,
+            "prepared_statement_name_func": None if cached else _unnamed,
+        },
+        hide_parameters=True,
+        **pool,
+    )
+
+
+def _unnamed() -> str:
+    return ""
+
+
+def explain(error: BaseException) -> Failure:
+    """What an error of Postgres, or of the way to it, means."""
+    if isinstance(error, IntegrityError):
+        return Failure(Rejected())
+    if not isinstance(error, DBAPIError):
+        return Failure(StoreUnavailable() if isinstance(error, OSError) else StoreError())
+    state = str(getattr(error.orig, "sqlstate", None) or "")
+    if state in _UNDONE:
+        return Failure(StoreUnavailable("The state store undid the transaction."), again=True)
+    if state == _FULL:
+        return Failure(StoreError("The state store's disk is full; nothing was stored."))
+    if state[:2] in _UNAVAILABLE:
+        return Failure(StoreUnavailable())
+    return Failure(StoreError(_MESSAGES.get(state[:2], "")))
