@@ -71,8 +71,8 @@ class Conversations:
         items = await self._items(raw, lookup.owner, conversation_id)
         try:
             added = await self._store.add_conversation_items(lookup.owner, conversation_id, items)
-        except DuplicateItem:
-            raise InvalidValue("An item with one of these ids is already in the conversation.", param="items") from None
+        except DuplicateItem as error:
+            raise InvalidValue(f"An item with id '{error}' is already in the conversation.", param="items") from None
         if not added:
             raise conversation_not_found(conversation_id)
         return json_reply(list_body(Page(tuple(items), False), include | KEPT_IN_CONVERSATIONS))

@@ -54,8 +54,9 @@ class Objects:
 
     async def answer(self, lookup: Lookup) -> Reply | None:
         """The reply; None where the path is not one of these endpoints. Raises `ProxyError`."""
+        path = lookup.path.rstrip("/")
         for route in self._routes:
-            match = route.path.fullmatch(lookup.path)
+            match = route.path.fullmatch(path)
             if match:
                 return await _handled(route, lookup, [_decoded(part) for part in match.groups()])
         return None
