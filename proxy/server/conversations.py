@@ -10,7 +10,6 @@ from typing import NoReturn
 from proxy.errors import (
     ConversationNotFound,
     InvalidRequest,
-    InvalidType,
     InvalidValue,
     MissingParameter,
     NotFound,
@@ -161,12 +160,9 @@ def _body(raw: bytes) -> Fields:
 
 
 def _parsed(raw: bytes, new_id: NewId) -> Sequence[Item]:
-    try:
-        items = parse_items(raw, new_id, "items")
-        for index, item in enumerate(items):
-            _check(item, f"items[{index}]")
-    except jsonbytes.NotJSON as error:
-        raise InvalidType(f"Invalid 'items': {error}.", param="items") from error
+    items = parse_items(raw, new_id, "items")
+    for index, item in enumerate(items):
+        _check(item, f"items[{index}]")
     if len(items) > MAX_ITEMS:
         raise InvalidValue(f"Invalid 'items': expected at most {MAX_ITEMS} items, but got {len(items)}.", param="items")
     repeated = [

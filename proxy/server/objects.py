@@ -6,6 +6,7 @@ an absent one, byte for byte, because the store knows no difference and nothing 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from proxy.store import Store, UnknownCursor
 
 Handler = Callable[..., Awaitable[Reply]]  # (lookup, *ids of the path)
 
+_INLINE_BYTES = 64 * 1024
 _EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 
 
@@ -74,7 +76,7 @@ class Objects:
         log = await self._store.events(lookup.owner, response_id)
         if log is None and await self._store.head(lookup.owner, response_id) is None:
             raise response_not_found(response_id)
-        body = replayed(log, query.starting_after) if log else None
+        body = await _replayed(log, query.starting_after) if log else None
         if body is None:
             raise InvalidRequest(
                 f"Response with id '{response_id}' cannot be streamed again: it was not streamed, or its stream was "
@@ -97,6 +99,13 @@ class Objects:
         if not await self._store.delete_response(lookup.owner, response_id):
             raise response_not_found(response_id)
         return json_reply(jsonbytes.encode({"id": response_id, "object": "response.deleted", "deleted": True}))
+
+
+async def _replayed(log: bytes, starting_after: int | None) -> bytes | None:
+    # Reading a log of many megabytes takes a second, in which the event loop has other streams to serve.
+    if len(log) <= _INLINE_BYTES:
+        return replayed(log, starting_after)
+    return await asyncio.to_thread(replayed, log, starting_after)
 
 
 def _decoded(part: str) -> str:

@@ -39,6 +39,10 @@ def test_a_response_without_output_items():
     assert response('{"id":"resp_1","output":[]}') == '{"id":"resp_1","output":[]}'
 
 
+def test_an_envelope_without_an_output_gets_one():
+    assert response('{"id":"resp_1"}', "{}") == '{"id":"resp_1","output":[{}]}'
+
+
 def test_a_repeated_key_leaves_a_valid_response():
     assert json.loads(response('{"a":1,"a":2,"output":[]}', '{"b":1}')) == {"a": 2, "output": [{"b": 1}]}
 

@@ -55,6 +55,19 @@ async def test_a_stream_comes_back_from_any_point(ask: Asking, after: int, rest:
     assert (reply.status, reply.body) == (200, rest)
 
 
+async def test_a_long_stream_comes_back_too(ask: Asking):
+    deltas = b"".join(
+        b'event: response.output_text.delta\ndata: {"delta":"%064d","sequence_number":%d}\n\n' % (n, n)
+        for n in range(2000)
+    )
+    end = b'event: response.completed\ndata: {"sequence_number":2000}\n\n'
+    await ask.save("resp_1", Stored(events=deltas + end))
+    for query, body in (("", deltas + end), ("&starting_after=1999", end)):
+        reply = await ask.raw(f"GET /v1/responses/resp_1?stream=true{query}")
+        assert reply is not None
+        assert reply.body == body
+
+
 @pytest.mark.parametrize("log", [None, LOG[:40]])
 async def test_without_a_whole_log_there_is_no_replay(ask: Asking, log: bytes | None):
     await ask.save("resp_1", Stored(events=log))
