@@ -25,7 +25,10 @@ def response(envelope: str, *bodies: str) -> str:
 
 
 def test_a_response_keeps_every_byte_around_its_output():
-    envelope = '{ "id" :"resp_1",\n"x":"\\u00e9", "t":1.50,"seed":12345678901234567890, "output" : [] ,"\\u00fc":{"output":[]} }'
+    envelope = (
+        '{ "id" :"resp_1",\n"x":"\\u00e9", "t":1.50,"seed":12345678901234567890, "output" : [] ,'
+        '"\\u00fc":{"output":[]} }'
+    )
     expected = envelope.replace('"output" : []', '"output" : [{"a": 1},{"b":"\\n"}]')
     assert response(envelope, '{"a": 1}', '{"b":"\\n"}') == expected
 
@@ -50,7 +53,8 @@ def test_a_repeated_key_leaves_a_valid_response():
 @pytest.mark.parametrize(
     "body",
     [
-        '{ "type":"message", "id":"msg_1","role":"user","status":"completed","content":[ {"type":"input_text","text":"\\u00e9"} ] }',
+        '{ "type":"message", "id":"msg_1","role":"user","status":"completed",'
+        '"content":[ {"type":"input_text","text":"\\u00e9"} ] }',
         '{"id":"msg_1","type":"function_call_output","call_id":"c","output":"1.50"}',
         '{"id":"msg_1","type":"reasoning","summary":[],"content":null}',
         '{"id":"\\u006dsg_1","type":"something_new","x":1e5}',
@@ -62,7 +66,8 @@ def test_an_item_in_public_shape_keeps_its_bytes(body: str):
 
 def test_a_bare_message_becomes_a_public_one():
     assert public('{"role":"user","content":"a\\u00e9 b"}') == (
-        '{"id":"msg_1","role":"user","content":[{"type":"input_text","text":"a\\u00e9 b"}],"type":"message","status":"completed"}'
+        '{"id":"msg_1","role":"user","content":[{"type":"input_text","text":"a\\u00e9 b"}],'
+        '"type":"message","status":"completed"}'
     )
 
 
@@ -96,8 +101,10 @@ STRIPPED = [
     ),
     (
         "message.input_image.image_url",
-        '{"type":"message","status":"completed","content":[{"type":"input_image","image_url":"data:x","detail":"low"}, {"type":"input_text","image_url":1}]}',
-        '{"type":"message","status":"completed","content":[{"type":"input_image","detail":"low"},{"type":"input_text","image_url":1}]}',
+        '{"type":"message","status":"completed","content":[{"type":"input_image","image_url":"data:x","detail":"low"},'
+        ' {"type":"input_text","image_url":1}]}',
+        '{"type":"message","status":"completed","content":[{"type":"input_image","detail":"low"},'
+        '{"type":"input_text","image_url":1}]}',
     ),
     (
         "message.output_text.logprobs",
