@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-CALL_OVERHEAD = 36
+CALL_OVERHEAD = 28
 TURN_OVERHEAD = 4
 TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]|\s+")
 
@@ -33,6 +33,11 @@ class Spoken:
     @property
     def overhead(self) -> int:
         return CALL_OVERHEAD if self.name else 0
+
+    @property
+    def markup(self) -> str:
+        """What the model really writes, before a parser makes a call of it."""
+        return f'<tool_call>\n{{"name": "{self.name}", "arguments": {self.text}' if self.name else self.text
 
     def cut(self, room: int) -> Spoken:
         return replace(self, text="".join(self.tokens[:room]))

@@ -125,7 +125,7 @@ class Plan:
     def items_whole(self) -> list[dict[str, Any]]:
         """The items of a JSON answer: a call that was cut shows as a message with its raw text."""
         if self.wanted > self.limit and any(part.name for part in self.spoken):
-            return [message_item("<tool_call>\n" + "".join(part.text for part in self.parts()))]
+            return [message_item("".join(part.markup for part in self.parts()) or "<tool_call>")]
         return [
             call_item(part.name, json.dumps(json.loads(part.text))) if part.name else message_item(part.text)
             for part in self.parts()
