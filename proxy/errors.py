@@ -131,6 +131,26 @@ class BodyTooLarge(InvalidRequest):
     code = "request_too_large"
 
 
+class RequestTimeout(InvalidRequest):
+    """The request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class UpgradeRefused(InvalidRequest):
+    """WebSockets are not spoken here; use HTTP."""
+
+    status = 426
+    code = "upgrade_refused"
+
+
+class Cancelled(InvalidRequest):
+    """The response is over; it cannot be cancelled."""
+
+    code = "invalid_request_error"
+
+
 class UnsupportedMediaType(InvalidRequest):
     """The media type of the request body is not supported."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from proxy.errors import InvalidType
+from proxy.errors import InvalidType, InvalidValue
 from proxy.protocol import jsonbytes
 from proxy.protocol.records import Item
 
@@ -14,6 +14,8 @@ NewId = Callable[[str], str]  # a prefix such as "msg_" -> a fresh id that begin
 
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+
+_MAX_ID_CHARS = 512
 
 _PREFIXES = {
     "message": "msg_",
@@ -66,7 +68,7 @@ def parse_item(raw: bytes, new_id: NewId, param: str) -> Item:
     type_ = _text(outline.type, f"{param}.type")
     id_ = _text(outline.id, f"{param}.id")
     if type_ is None:
-        type_ = "item_reference" if id_ and outline.role == jsonbytes.NULL else "message"
+        type_ = "item_reference" if id_ and bytes(outline.role) == jsonbytes.NULL else "message"
     call_id = _text(outline.call_id, f"{param}.call_id") if type_ in CALLS or type_ in OUTPUTS else None
     return Item(id_ or new_id(prefix(type_)), type_, raw, call_id)
 
@@ -122,5 +124,7 @@ def _text(raw: msgspec.Raw, param: str) -> str | None:
     text = jsonbytes.text(spelled)
     if text is None:
         raise InvalidType(f"'{param}' must be a string", param=param)
+    if len(text) > _MAX_ID_CHARS or "\0" in text:  # a database would refuse it
+        raise InvalidValue(f"'{param}' must have at most {_MAX_ID_CHARS} characters, none of them NUL", param=param)
     return text
 

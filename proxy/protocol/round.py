@@ -7,8 +7,10 @@ had come: the object of `response.created`, and the items that were done.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.errors import InvalidType
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import Event, Frames, encode
 from proxy.protocol.records import Item
@@ -32,15 +34,18 @@ class NoResponse(ValueError):
     """The backend's answer holds no response object."""
 
 
-def outcome(response: bytes) -> Outcome:
-    """Reads a response object. Raises `NoResponse` when it has no id or is not an object."""
+def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
+    """Reads a response object; `folded` are its items where it lists none itself.
+
+    Raises `NoResponse` when it has no id or is not an object.
+    """
     try:
         members = jsonbytes.fields(response)
         id_ = jsonbytes.text(members.get("id"))
         status = jsonbytes.text(members.get("status"))
         created = members.get("created_at")
-        output = _output(members, id_ or "")
-    except (jsonbytes.NotJSON, items.InvalidType) as error:
+        output = _output(members, id_ or "", folded)
+    except (jsonbytes.NotJSON, InvalidType) as error:
         raise NoResponse(str(error)) from error
     if not id_:
         raise NoResponse("the response has no id")
@@ -48,12 +53,10 @@ def outcome(response: bytes) -> Outcome:
     return Outcome(id_, status or "completed", _seconds(created), envelope, output)
 
 
-def _output(members: Fields, response_id: str) -> tuple[Item, ...]:
-    raw = members.get("output")
-    if not jsonbytes.present(raw) or raw is None:
-        return ()
-    parts = jsonbytes.elements(raw)
-    return tuple(_output_item(part, response_id, index) for index, part in enumerate(parts))
+def _output(members: Fields, response_id: str, folded: Sequence[bytes]) -> tuple[Item, ...]:
+    raw = members.get("output", b"null")
+    parts = jsonbytes.elements(raw) if jsonbytes.present(raw) else []
+    return tuple(_output_item(part, response_id, index) for index, part in enumerate(parts or folded))
 
 
 def _output_item(raw: bytes, response_id: str, index: int) -> Item:

@@ -1,0 +1,246 @@
+"""The composition root: a configuration becomes a store, backends, chains and listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from proxy import config as configuration
+from proxy import errors
+from proxy.chain import Next, check_order, compose
+from proxy.filters.owner import Owner
+from proxy.loader import END, Plan, plan
+from proxy.server.cancel import Cancel
+from proxy.server.health import Health
+from proxy.server.listener import Listener, Server, Site
+from proxy.server.objects import Objects
+from proxy.services import Services
+from proxy.store import Store
+from proxy.store.options import StoreOptions
+from proxy.upstream.client import Client, Limits
+from proxy.upstream.pool import Endpoint, Pool
+
+log = logging.getLogger("rejoinder")
+
+_GRACE = 30.0  # seconds for requests in flight when the process is asked to stop
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A configuration, checked through and through, from which nothing has been started yet."""
+
+    gateway: configuration.Gateway
+    chains: Mapping[str, tuple[Plan, ...]]
+    store_url: str
+
+
+def blueprint(gateway: configuration.Gateway) -> Blueprint:
+    """Checks what spans several parts of the file. Raises `ConfigError`."""
+    names = dict.fromkeys([*gateway.chains, *(listener.chain for listener in gateway.listeners)])
+    chains = {name: _plans(gateway, name) for name in names}
+    url = gateway.store.url.get_secret_value()
+    scheme = url.partition("://")[0]
+    if scheme not in ("sqlite", "postgresql"):
+        raise errors.ConfigError(f"store.url: '{scheme}': unknown scheme; known: sqlite, postgresql")
+    return Blueprint(gateway, chains, url)
+
+
+def _plans(gateway: configuration.Gateway, name: str) -> tuple[Plan, ...]:
+    entries = gateway.chain(name)
+    if entries is None:
+        known = ", ".join(dict.fromkeys(["default", *gateway.chains]))
+        raise errors.ConfigError(f"listeners: chain: '{name}': unknown chain; known: {known}")
+    where = f"chains.{name}"
+    plans = tuple(plan(entry, f"{where}[{index}]") for index, entry in enumerate(entries))
+    if not plans or plans[-1].name != END or any(each.name == END for each in plans[:-1]):
+        raise errors.ConfigError(f"{where}: must end with '{END}', and hold it once")
+    check_order([each.name for each in plans], {each.name: each.after for each in plans}, where)
+    backend = getattr(plans[-1].config, "backend", None)
+    if backend is not None and backend not in gateway.backends:
+        known = ", ".join(gateway.backends)
+        raise errors.ConfigError(f"{where}[{len(plans) - 1}].backend: '{backend}': unknown backend; known: {known}")
+    if backend is None and len(gateway.backends) > 1:
+        raise errors.ConfigError(f"{where}[{len(plans) - 1}].backend: is missing; known: {', '.join(gateway.backends)}")
+    return plans
+
+
+def make_store(blue: Blueprint) -> Store:
+    """The store that the URL names; not open yet."""
+    options = blue.gateway.store
+    limits = StoreOptions(
+        pool_size=options.pool_size,
+        acquire_timeout=options.acquire_timeout_seconds,
+        busy_timeout=options.acquire_timeout_seconds,
+        statement_timeout=options.statement_timeout_seconds,
+        prepared_statements=options.prepared_statements,
+    )
+    module = importlib.import_module(f"proxy.store.{blue.store_url.partition('://')[0]}")
+    store: Store = module.create(blue.store_url, limits)
+    return store
+
+
+def make_client(backend: configuration.Backend) -> Client:
+    """The client of one backend."""
+    tls = ssl.create_default_context(cafile=str(backend.ca_file)) if backend.ca_file else None
+    urls = backend.endpoints or (f"http://127.0.0.1:{backend.vllm.port}",) if backend.vllm else backend.endpoints
+    times, pool = backend.timeouts, backend.pool
+    limits = Limits(times.first_byte, times.idle, times.total, backend.max_answer_bytes, backend.max_event_bytes)
+    connections = Pool(
+        [Endpoint.of(url, tls) for url in urls],
+        limit=pool.max_connections,
+        connect=times.connect,
+        idle=pool.idle_seconds,
+        wait=pool.wait_seconds,
+    )
+    key = backend.credentials.api_key.get_secret_value() if backend.credentials else None
+    return Client(
+        connections,
+        limits,
+        authorization=b"Bearer " + key.encode() if key is not None else None,
+        forward_credentials=backend.forward_credentials,
+    )
+
+
+class App:
+    """One process of the gateway."""
+
+    def __init__(self, blue: Blueprint, *, first: bool = True) -> None:
+        self._blue = blue
+        self._first = first
+        gateway = blue.gateway
+        self.store = make_store(blue)
+        clients = {name: make_client(backend) for name, backend in gateway.backends.items()}
+        self.services = Services(store=self.store, backends=clients)
+        self.cancel = Cancel(self.services, shared=gateway.workers > 1 or blue.store_url.startswith("postgresql"))
+        self.health = Health(self.store, self._backends_ready)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open store, listening sockets and periodic work, for the duration."""
+        async with AsyncExitStack() as stack:
+            await self.store.open()
+            stack.push_async_callback(self.store.close)
+            stack.callback(self._close_clients)
+            stack.push_async_callback(self.services.background.close)
+            for options in self._blue.gateway.listeners:
+                await self._listen(stack, options)
+            admin = self._blue.gateway.admin
+            if admin is not None and self._first:
+                await self._listen_admin(stack, admin.address)
+            for work in self._periodic():
+                stack.push_async_callback(_stop, asyncio.get_running_loop().create_task(work))
+            yield
+
+    def _chain(self, name: str) -> Next:
+        *filters, end = self._blue.chains[name]
+        backend = getattr(end.config, "backend", None) or next(iter(self._blue.gateway.backends))
+        built = [each.factory(each.config, self.services) for each in filters]
+        return compose(built, self.services.backends[backend])
+
+    def _owner(self, name: str) -> Owner:
+        for each in self._blue.chains[name]:
+            if each.factory is Owner:
+                return Owner(each.config, self.services)  # type: ignore[arg-type]  # its own Config, as the loader made it
+        from proxy.filters.owner import Config
+
+        return Owner(Config(), self.services)
+
+    async def _listen(self, stack: AsyncExitStack, options: configuration.Listener) -> None:
+        gateway = self._blue.gateway
+        site = Site(
+            options=options,
+            chain=self._chain(options.chain),
+            identify=self._owner(options.chain).identify,
+            objects=Objects(self.store, self.services.new_id, self.services.now),
+            cancel=self.cancel,
+            health=self.health if gateway.admin is None else None,
+            access_log=gateway.telemetry.access_log,
+        )
+        tls = None
+        if options.tls is not None:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(options.tls.cert_file, options.tls.key_file)
+        await self._serve(stack, Listener(site), options.address, tls)
+
+    async def _listen_admin(self, stack: AsyncExitStack, address: str) -> None:
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            if request.path not in self.health.paths:
+                return web.Response(status=404)
+            reply = await self.health.answer(request.path)
+            headers = {name.decode(): value.decode() for name, value in reply.headers}
+            return web.Response(status=reply.status, body=reply.body, headers=headers)
+
+        await self._serve(stack, answer, address, None)
+
+    async def _serve(self, stack: AsyncExitStack, handler: Any, address: str, tls: ssl.SSLContext | None) -> None:
+        # A silent backend must not outlive its client: handlers are cancelled when the connection goes.
+        server = Server(handler, handler_cancellation=True, auto_decompress=False, access_log=None)
+        runner = web.ServerRunner(server, shutdown_timeout=_GRACE)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        host, _, port = address.rpartition(":")
+        shared = self._blue.gateway.workers > 1
+        site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls, reuse_port=shared, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise errors.ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+    def _periodic(self) -> list[Coroutine[Any, Any, None]]:
+        work = [self.cancel.watch(), self._sweep()]
+        for name, backend in self._blue.gateway.backends.items():
+            if backend.health_check is not None:
+                work.append(_check(self.services.backends[name], backend.health_check))
+        return work
+
+    async def _sweep(self) -> None:
+        options = self._blue.gateway.store
+        while True:
+            await asyncio.sleep(options.sweep_seconds)
+            try:
+                while await self.store.sweep(options.sweep_batch) == options.sweep_batch:
+                    await asyncio.sleep(0.05)  # let requests through between two batches
+            except errors.StoreError as error:
+                log.warning("expired responses could not be removed: %s", error.message)
+
+    def _backends_ready(self) -> bool:
+        return all(client.ready for client in self.services.backends.values())
+
+    def _close_clients(self) -> None:
+        for client in self.services.backends.values():
+            client.close()
+
+
+async def _check(client: Client, options: configuration.HealthCheck) -> None:
+    while True:
+        await client.check(options.path)
+        await asyncio.sleep(options.interval_seconds)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def serve(blue: Blueprint, *, first: bool = True) -> None:
+    """Runs one process of the gateway until it is asked to stop."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with App(blue, first=first).running():
+        if first:
+            log.info("ready")
+        await stopping.wait()
+        log.info("stopping")
+
+

@@ -1,0 +1,135 @@
+"""Reading the YAML file: variables, secrets from files, and messages that say where a mistake is and what is allowed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from proxy.config.shape import Gateway
+from proxy.errors import ConfigError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def load(path: Path) -> Gateway:
+    """Reads and checks a YAML file. Raises `ConfigError`."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a YAML file says, not yet checked. Raises `ConfigError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = yaml.load(text, Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(data or {}, dict):
+        raise ConfigError(f"{path}: must be a mapping; known keys: {', '.join(Gateway.model_fields)}")
+    return data or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key written twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key}' is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse(data: dict[str, Any], source: str) -> Gateway:
+    """Expands and validates what a YAML file said. Raises `ConfigError` with one line for each mistake."""
+    return validated(Gateway, expand(data, source), source)
+
+
+def validated(model: type[ModelT], data: object, where: str) -> ModelT:
+    """An options object of `model`. Raises `ConfigError` naming the path, the value and what is allowed."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{where}: {_explain(entry, data, model)}" for entry in error.errors(include_url=False, include_context=True)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def expand(data: Any, where: str) -> Any:
+    """Replaces `${VAR}`, `${VAR:-default}` and `file:/path` in every string. Raises `ConfigError` naming the place."""
+    if isinstance(data, dict):
+        return {key: expand(value, f"{where}: {key}") for key, value in data.items()}
+    if isinstance(data, list):
+        return [expand(value, f"{where}[{index}]") for index, value in enumerate(data)]
+    if not isinstance(data, str):
+        return data
+    text = _VARIABLE.sub(lambda match: _variable(match, where), data)
+    return _file(text.removeprefix("file:"), where) if text.startswith("file:") else text
+
+
+def _variable(match: re.Match[str], where: str) -> str:
+    value = os.environ.get(match[1], match[2])
+    if value is None:
+        raise ConfigError(f"{where}: the environment variable {match[1]} is not set")
+    return value
+
+
+def _file(path: str, where: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot read {path}: {error}") from error
+
+
+def _explain(entry: Any, data: object, model: type[BaseModel]) -> str:
+    place = _spelled(entry["loc"])
+    if entry["type"] == "extra_forbidden":
+        known = _model_at(model, entry["loc"][:-1])
+        return f"{place}: unknown key; known: {', '.join(known.model_fields) if known else 'none'}"
+    if entry["type"] == "missing":
+        return f"{place}: is missing"
+    message = entry["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    value = _value_at(data, entry["loc"])
+    shown = f": {value!r}" if isinstance(value, str | int | float | bool) and not _secret(entry["loc"]) else ""
+    return f"{place}{shown}: {message}" if place else message
+
+
+def _spelled(loc: tuple[str | int, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+
+
+def _secret(loc: tuple[str | int, ...]) -> bool:
+    return bool({"url", "api_key", "key", "password", "token"} & {str(part) for part in loc[-1:]})
+
+
+def _value_at(data: Any, loc: tuple[str | int, ...]) -> Any:
+    for part in loc:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
+
+
+def _model_at(model: type[BaseModel] | None, loc: tuple[str | int, ...]) -> type[BaseModel] | None:
+    for part in loc:
+        if model is None:
+            return None
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation)
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)

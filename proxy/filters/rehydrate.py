@@ -1,0 +1,226 @@
+"""Rebuilds the history that a turn continues, so that a backend without memory can answer it.
+
+By `previous_response_id`, by `conversation`, by the calls that tool outputs answer, or by `item_reference`. The names
+themselves go no further; `previous_response_id` is put back into what the client sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from pydantic import Field
+
+from proxy import errors
+from proxy.chain import Next, Send
+from proxy.config import Model
+from proxy.protocol import headers as http
+from proxy.protocol import items, jsonbytes
+from proxy.protocol.events import LIFECYCLE, Answer, Event, Message, encode
+from proxy.protocol.history import check_answers, only_outputs, upstream_input
+from proxy.protocol.records import History, Item
+from proxy.protocol.turn import Body, Draft, Operation, Turn
+from proxy.services import Services
+from proxy.store.leases import Leases
+
+AFTER = frozenset({"owner", "validate", "response_store"})
+
+# A body with one of these is bound to its exact bytes, or to an encoding that is not undone here.
+_BOUND = frozenset(
+    {
+        b"content-encoding",
+        b"content-range",
+        b"etag",
+        b"last-modified",
+        b"content-md5",
+        b"digest",
+        b"content-digest",
+        b"repr-digest",
+    }
+)
+
+
+class Config(Model):
+    """Options of the filter."""
+
+    conversation_queue: int = Field(
+        16, ge=0, description="How many turns of one conversation may wait for the one that runs, in this process."
+    )
+    conversation_wait_seconds: float = Field(
+        60, gt=0, description="How long a turn waits for its conversation before it is refused with 409."
+    )
+    lease_seconds: float = Field(
+        30, ge=3, description="How long a conversation stays locked after the worker that held it died."
+    )
+    max_history_items: int = Field(100_000, ge=1, description="Items beyond which a history is not replayed (400).")
+
+
+class Rehydrate:
+    """Finds the history, and replaces the turn by one that carries it."""
+
+    def __init__(self, config: Config, services: Services) -> None:
+        self._config = config
+        self._services = services
+        self._leases = Leases(
+            services.store,
+            services.background.start,
+            ttl=config.lease_seconds,
+            wait=config.conversation_wait_seconds,
+            queue=config.conversation_queue,
+        )
+
+    async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
+        if turn.operation is Operation.OTHER:
+            await call_next(turn, send)
+            return
+        draft = turn.draft or Draft(keep=False, session="")
+        conversation = _conversation(turn.body)
+        if conversation is not None:
+            async with self._conversation(turn, draft, conversation):
+                await call_next(await self._continue(turn, draft), send)
+            return
+        previous = _previous(turn.body)
+        if previous is not None:
+            draft.history = await self._previous(turn, previous)
+            await call_next(await self._continue(turn, draft), _restoring(send, turn.body.fields["previous_response_id"]))
+            return
+        await call_next(await self._without_selector(turn, draft), send)
+
+    @asynccontextmanager
+    async def _conversation(self, turn: Turn, draft: Draft, conversation: str) -> AsyncIterator[None]:
+        """Holds the conversation while its turn runs (a create only), its history read."""
+        if turn.operation is Operation.CREATE:
+            async with self._leases.hold(turn.owner, conversation) as lease:
+                draft.lease = lease
+                draft.history = await self._conversation_history(turn, conversation)
+                yield
+            return
+        draft.history = await self._conversation_history(turn, conversation)
+        yield
+
+    async def _conversation_history(self, turn: Turn, conversation: str) -> History:
+        history = await self._services.store.conversation_history(turn.owner, conversation)
+        if history is None:
+            raise errors.ConversationNotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+        return history
+
+    async def _previous(self, turn: Turn, response_id: str) -> History:
+        store = self._services.store
+        head = await store.head(turn.owner, response_id)
+        history = await store.history(turn.owner, response_id) if head is not None else None
+        if head is None or history is None:
+            raise errors.PreviousResponseNotFound(f"Previous response with id '{response_id}' not found.")
+        if head.status != "completed":
+            raise errors.NotContinuable(f"cannot continue from response with status '{head.status}'")
+        return history
+
+    async def _without_selector(self, turn: Turn, draft: Draft) -> Turn:
+        """A turn that names nothing: untouched, unless an item of its input refers to something stored."""
+        raw = turn.body.fields.get("input", b"")
+        if not raw.startswith(b"["):
+            return self._with_session(turn, draft)
+        own = items.parse_input(raw, self._services.new_id)
+        orphans = items.orphan_outputs(own)
+        if orphans and only_outputs(own):
+            draft.history = await self._of_calls(turn, orphans)
+            return await self._continue(turn, draft, own)
+        resolved = await self._resolve(turn, own)
+        draft.input = resolved
+        check_answers((), resolved)
+        if resolved is own:
+            return self._with_session(turn, draft)
+        return self._with_session(turn.replace(body=turn.body.rebuilt({"input": items.join(resolved)})), draft)
+
+    async def _of_calls(self, turn: Turn, call_ids: Sequence[str]) -> History:
+        """The history whose newest response made all of these calls. Raises `InvalidRequest` where that is not one."""
+        found = await self._services.store.calls(turn.owner, call_ids)
+        makers = {call.response_id for call in found}
+        unknown = [call_id for call_id in call_ids if call_id not in {call.call_id for call in found}]
+        if unknown or len(makers) != 1:
+            check_answers((), [Item("", "function_call_output", b"", call_id) for call_id in unknown or call_ids])
+        return await self._previous(turn, makers.pop())
+
+    async def _continue(self, turn: Turn, draft: Draft, own: tuple[Item, ...] | None = None) -> Turn:
+        if own is None:
+            own = items.parse_input(turn.body.fields.get("input"), self._services.new_id)
+        own = await self._resolve(turn, own)
+        draft.input = own
+        history = draft.history.items if draft.history else ()
+        if len(history) > self._config.max_history_items:
+            raise errors.InvalidRequest(f"The history holds more than {self._config.max_history_items} items.")
+        check_answers(history, own)
+        changes = {"previous_response_id": None, "conversation": None, "input": upstream_input(history, own)}
+        return self._with_session(turn.replace(body=turn.body.rebuilt(changes)), draft)
+
+    async def _resolve(self, turn: Turn, own: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The input with every `item_reference` replaced by the item that it names."""
+        wanted = [item.id for item in own if item.type == "item_reference"]
+        if not wanted:
+            return own
+        found = await self._services.store.items(turn.owner, wanted)
+        missing = [item_id for item_id in wanted if item_id not in found]
+        if missing:
+            raise errors.InvalidRequest(f"Item with id '{missing[0]}' not found.", param="input")
+        return tuple(found[item.id] if item.type == "item_reference" else item for item in own)
+
+    def _with_session(self, turn: Turn, draft: Draft) -> Turn:
+        if turn.operation is not Operation.CREATE:
+            return turn
+        if draft.history is not None:
+            draft.session = draft.history.session
+        added = ((b"x-session-id", draft.session.encode()),) if draft.session else ()
+        if draft.history is not None and draft.history.session_token:
+            added += ((b"x-session-token", draft.history.session_token.encode("latin-1")),)
+        return turn.replace(upstream_headers=turn.upstream_headers + added)
+
+
+def _previous(body: Body) -> str | None:
+    raw = body.get("previous_response_id")
+    if raw is None:
+        return None
+    text = jsonbytes.text(raw)
+    if text is None:
+        raise errors.InvalidType("previous_response_id must be a string", param="previous_response_id")
+    return text
+
+
+def _conversation(body: Body) -> str | None:
+    """The id in `conversation`: a string, or an object with an `id`."""
+    raw = body.get("conversation")
+    if raw is None:
+        return None
+    text = jsonbytes.text(raw)
+    if text is None and raw.startswith(b"{"):
+        text = jsonbytes.text(jsonbytes.fields(raw).get("id"))
+    if text is None:
+        raise errors.InvalidType("conversation must be a string or an object with an 'id'", param="conversation")
+    return text
+
+
+def _restoring(send: Send, previous: bytes) -> Send:
+    """A `send` that puts `previous_response_id` back into every response object that passes."""
+
+    async def restore(message: Message) -> None:
+        match message:
+            case Event() if message.type in LIFECYCLE and "response" in message.fields:
+                response = jsonbytes.with_members(message.fields["response"], {"previous_response_id": previous})
+                message = encode(message.type, jsonbytes.join_object({**message.fields, "response": response}))
+            case Answer() if _restorable(message):
+                body = jsonbytes.with_members(message.body, {"previous_response_id": previous})
+                message = Answer(message.status, message.reason, message.headers, body)
+        await send(message)
+
+    return restore
+
+
+def _restorable(answer: Answer) -> bool:
+    if answer.status != 200 or any(name.lower() in _BOUND for name, _ in answer.headers):
+        return False
+    if http.media_type(answer.headers) != b"application/json":
+        return False
+    try:
+        return jsonbytes.fields(answer.body).get("object") == b'"response"'
+    except jsonbytes.NotJSON:
+        return False
+
+

@@ -1,0 +1,217 @@
+"""Stores what a turn leaves behind, before the client may believe it.
+
+The terminal event, or the JSON body, goes on only after the commit. A stream that fails once its response had begun is
+stored as failed; one whose client leaves is not stored at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal
+
+from pydantic import Field
+
+from proxy import errors
+from proxy.chain import Next, Send
+from proxy.config import Model
+from proxy.protocol import headers as http
+from proxy.protocol import items, jsonbytes
+from proxy.protocol.events import Answer, Event, Frames, Head, Message
+from proxy.protocol.records import NewResponse, TurnRecord
+from proxy.protocol.round import NoResponse, Outcome, Round, outcome, terminal_response
+from proxy.protocol.turn import Draft, Operation, Turn
+from proxy.services import Run, Services
+from proxy.telemetry import STORE_SKIPPED
+
+AFTER = frozenset({"owner", "validate"})
+
+log = logging.getLogger("rejoinder.response_store")
+
+
+class Config(Model):
+    """Options of the filter."""
+
+    failure_mode: Literal["closed", "open"] = Field(
+        "closed",
+        description="What a client gets when its turn cannot be stored: closed, an error; open, the answer all the same "
+        "(logged and counted).",
+    )
+    retention_days: float | None = Field(
+        30, gt=0, description="How long a response is kept; null keeps it until it is deleted."
+    )
+    max_event_count: int = Field(10_000, ge=1, description="Reads of a stream beyond which no replay log is kept.")
+    max_event_bytes: int = Field(16 * 1024 * 1024, ge=1, description="Bytes of a stream beyond which no replay log is kept.")
+
+
+class ResponseStore:
+    """Begins the draft of what is kept, and writes it."""
+
+    def __init__(self, config: Config, services: Services) -> None:
+        self._config = config
+        self._services = services
+
+    async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
+        if turn.operation is not Operation.CREATE:
+            await call_next(turn, send)
+            return
+        draft = Draft(keep=turn.body.flag("store", True), session=self._services.new_id("sess_"))
+        turn = turn.replace(draft=draft)
+        if not draft.keep and turn.body.get("conversation") is None:
+            await call_next(turn, send)
+            return
+        await _Keeper(self._config, self._services, turn, draft, send).run(call_next)
+
+
+class _Keeper:
+    """One turn's `send`, wrapped."""
+
+    def __init__(self, config: Config, services: Services, turn: Turn, draft: Draft, send: Send) -> None:
+        self._config = config
+        self._services = services
+        self._turn = turn
+        self._draft = draft
+        self._send = send
+        self._round = Round()
+        self._log: list[bytes] | None = [] if turn.stream else None
+        self._log_bytes = 0
+        self._run: tuple[str, Run] | None = None
+        self._token: str | None = None
+
+    async def run(self, call_next: Next) -> None:
+        try:
+            await call_next(self._turn, self._receive)
+        except asyncio.CancelledError:
+            if self._run is None or not self._run[1].cancelled:
+                raise
+            _uncancel()
+            await self._end("response.incomplete", "cancelled", {"incomplete_details": b'{"reason":"cancelled"}'})
+        except errors.ProxyError as error:
+            await self._keep_failure(error)
+            raise
+        finally:
+            if self._run is not None:
+                self._services.runs.remove(self._turn.owner, self._run[0])
+
+    async def _receive(self, message: Message) -> None:
+        match message:
+            case Frames():
+                self._note(message)
+            case Event():
+                await self._event(message)
+            case Head():
+                self._head(message.headers)
+            case Answer():
+                self._head(message.headers)
+                await self._answer(message)
+        await self._send(message)
+
+    def _head(self, headers: http.Headers) -> None:
+        token = http.get(headers, b"x-session-token")
+        self._token = token.decode("latin-1") if token else None
+
+    def _note(self, part: Frames | Event) -> None:
+        self._round.observe(part)
+        if self._log is None:
+            return
+        self._log_bytes += len(part.raw)
+        if self._log_bytes > self._config.max_event_bytes or len(self._log) >= self._config.max_event_count:
+            self._log = None
+        else:
+            self._log.append(part.raw)
+
+    async def _event(self, event: Event) -> None:
+        if self._draft.saved:
+            return
+        self._note(event)
+        if event.terminal:
+            response = terminal_response(event)
+            if response is not None:
+                await self._save(response, self._folded())
+        elif self._run is None and self._round.response is not None:
+            self._announce(self._round.response)
+
+    def _announce(self, response: bytes) -> None:
+        response_id = jsonbytes.text(jsonbytes.fields(response).get("id"))
+        task = asyncio.current_task()
+        if response_id and task is not None:
+            self._run = (response_id, Run(task))
+            self._services.runs.add(self._turn.owner, *self._run)
+
+    async def _answer(self, answer: Answer) -> None:
+        if not 200 <= answer.status < 300:
+            return
+        await self._save(answer.body, ())
+
+    def _folded(self) -> tuple[bytes, ...]:
+        return tuple(self._round.items())
+
+    async def _save(self, response: bytes, folded: tuple[bytes, ...]) -> None:
+        """Writes the turn. Raises `StoreError`, unless the failure mode is open."""
+        try:
+            result = outcome(response, folded)
+        except NoResponse as error:
+            raise errors.UpstreamProtocol(f"The backend's answer holds no response: {error}") from error
+        record = self._record(result)
+        if record is None:
+            return
+        try:
+            await self._services.store.save(record)
+        except errors.StoreError as error:
+            if self._config.failure_mode == "closed":
+                raise
+            STORE_SKIPPED.inc()
+            log.error("response %s goes out although it could not be stored: %s", result.id, error.message)
+            return
+        self._draft.saved = True
+        if record.completed:
+            self._draft.lease = None  # the store ended it in the same transaction
+
+    def _record(self, result: Outcome) -> TurnRecord | None:
+        draft = self._draft
+        completed = result.status == "completed"
+        if not draft.keep and not completed:
+            return None
+        if draft.input is None:
+            draft.input = items.parse_input(self._turn.body.fields.get("input"), self._services.new_id)
+        return TurnRecord(
+            owner=self._turn.owner,
+            completed=completed,
+            input=draft.input,
+            output=result.output,
+            response=self._response(result) if draft.keep else None,
+            history=draft.history,
+            lease=draft.lease,
+            session=draft.session,
+            session_token=self._token,
+        )
+
+    def _response(self, result: Outcome) -> NewResponse:
+        now = self._services.now()
+        days = self._config.retention_days
+        return NewResponse(
+            id=result.id,
+            status=result.status,
+            created_at=now if result.created_at is None else result.created_at,
+            expires_at=None if days is None else now + days * 86_400,
+            envelope=result.envelope,
+            events=b"".join(self._log) if self._log else None,
+        )
+
+    async def _keep_failure(self, error: errors.ProxyError) -> None:
+        """Stores the response that an error ended, if it had begun; the error itself is on its way to the client."""
+        if self._draft.saved or self._round.response is None or isinstance(error, errors.StoreError):
+            return
+        event = self._round.failed(error.code or error.type, error.message)
+        self._log = None
+        await self._save(event.fields["response"], ())
+
+    async def _end(self, type_: str, status: str, changes: jsonbytes.Fields) -> None:
+        event = self._round.ended(type_, status, changes)
+        await self._receive(event)
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

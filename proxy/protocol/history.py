@@ -1,0 +1,60 @@
+"""What a continued turn sends upstream: the history's items as they were stored, then the turn's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.errors import InvalidRequest
+from proxy.protocol import items, jsonbytes
+from proxy.protocol.records import Item
+
+
+def upstream_input(history: Sequence[Item], own: Sequence[Item]) -> bytes:
+    """The `input` array; an item that the backend cannot use is left out, always the same way."""
+    return items.join(item for item in (*history, *own) if not _blank(item))
+
+
+def _blank(item: Item) -> bool:
+    # vLLM streams a message of white space between reasoning and a call, and fails on one without parts.
+    # Neither says anything; both would spoil the prompt (or the request) when played back.
+    if item.type != "message" or len(item.body) > 1024:
+        return False
+    try:
+        members = jsonbytes.fields(item.body)
+        if jsonbytes.text(members.get("role")) != "assistant":
+            return False
+        content = jsonbytes.value(members.get("content", b"null"))
+    except jsonbytes.NotJSON:
+        return False
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and part.get("type") == "output_text"
+        and not str(part.get("text") or "").strip()
+        for part in content
+    )
+
+
+def check_answers(history: Sequence[Item], own: Sequence[Item]) -> None:
+    """Raises `InvalidRequest` naming outputs without their call, or calls of the history without their output."""
+    everything = (*history, *own)
+    orphans = items.orphan_outputs(everything)
+    if orphans:
+        raise InvalidRequest(
+            f"No tool call found for {_named('output', orphans)}: replay the full history, or name the response "
+            "that made the call as previous_response_id.",
+            param="input",
+        )
+    waiting = set(items.open_calls(everything))
+    unanswered = [call_id for call_id in items.open_calls(history) if call_id in waiting]
+    if unanswered:
+        raise InvalidRequest(f"No tool output found for {_named('call', unanswered)}.", param="input")
+
+
+def only_outputs(own: Sequence[Item]) -> bool:
+    """Whether an input holds tool outputs and nothing else, so that their calls alone say what it continues."""
+    return bool(own) and all(item.type in items.OUTPUTS for item in own)
+
+
+def _named(what: str, call_ids: Sequence[str]) -> str:
+    listed = ", ".join(f"'{call_id}'" for call_id in call_ids)
+    return f"function call {what}{'s' if len(call_ids) > 1 else ''} with call_id {listed}"

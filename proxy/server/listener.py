@@ -1,0 +1,207 @@
+"""One handler for every request of a listener: read, classify, run, write."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from proxy import errors
+from proxy.chain import Next
+from proxy.config import Listener as Options
+from proxy.facades import error_body, openai
+from proxy.facades.openai import Kind
+from proxy.protocol import headers as http
+from proxy.protocol.events import Event, Frames, Head, Message
+from proxy.protocol.lookup import Lookup, json_reply
+from proxy.protocol.records import Owner
+from proxy.protocol.turn import Body, Operation, Turn
+from proxy.server import inbound
+from proxy.server.cancel import Cancel
+from proxy.server.health import Health
+from proxy.server.objects import Objects
+from proxy.server.reply import Reply
+from proxy.services import new_id
+from proxy.telemetry import FIRST_EVENT, REQUESTS, UPSTREAM_ERRORS
+
+log = logging.getLogger("rejoinder.listener")
+access = logging.getLogger("rejoinder.access")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a listener serves."""
+
+    options: Options
+    chain: Next
+    identify: Callable[[http.Headers], Owner]
+    objects: Objects
+    cancel: Cancel
+    health: Health | None  # None: another listener serves it
+    access_log: bool
+
+
+class Listener:
+    """The aiohttp handler."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        patterns = "|".join(fnmatch.translate(pattern) for pattern in site.options.passthrough)
+        self._passes = re.compile(patterns).match if patterns else lambda _path: None
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request; whatever goes wrong is said to the client here, and nowhere else."""
+        began = time.perf_counter()
+        request_id = new_id("req_")
+        reply = Reply(request, request_id)
+        kind = "unknown"
+        try:
+            kind = await self._answer(request, reply, began)
+        except errors.ProxyError as error:
+            _count(error)
+            reply.fail(error)
+        except (ConnectionResetError, asyncio.CancelledError):
+            reply.abort()
+            raise
+        except Exception:
+            log.exception("request %s failed", request_id)
+            reply.fail(errors.ProxyError(f"The gateway failed. Its log names this request as {request_id}."))
+        finally:
+            _finish(reply)
+            REQUESTS.labels(kind, str(reply.code)).inc()
+            if self._site.access_log:
+                self._log(request, reply, request_id, time.perf_counter() - began)
+        return reply
+
+    async def _answer(self, request: web.BaseRequest, reply: Reply, began: float) -> str:
+        path = request.raw_path.partition("?")[0]
+        if self._site.health is not None and path in self._site.health.paths:
+            reply.looked_up(await self._site.health.answer(path))
+            return "health"
+        kind, operation = openai.classify(request.method, path, _upgrades(request))
+        owner = self._site.identify(request.raw_headers)
+        if kind is Kind.UPGRADE:
+            raise errors.UpgradeRefused()
+        if kind is Kind.STATE:
+            await self._state(request, reply, path, owner)
+        elif kind is Kind.CANCEL and await self._cancelled(request, reply, path, owner):
+            pass
+        else:
+            turn = await self._turn(request, path, operation)
+            await self._site.chain(turn, self._watched(reply, turn, began))
+        return kind.value
+
+    async def _state(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> None:
+        body = await self._body(request)
+        query = request.raw_path.partition("?")[2]
+        looked = await self._site.objects.answer(Lookup(request.method, path, query, body, owner))
+        if looked is None:
+            raise errors.NotFound(f"There is nothing at {path}.")
+        reply.looked_up(looked)
+
+    async def _cancelled(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> bool:
+        body = await self._site.cancel(owner, unquote(openai.cancelled_id(path)))
+        if body is not None:
+            reply.looked_up(json_reply(body))
+        return body is not None
+
+    async def _turn(self, request: web.BaseRequest, path: str, operation: Operation) -> Turn:
+        if operation is Operation.OTHER and not self._passes(path):
+            raise errors.NotFound(f"There is nothing at {path}.")
+        if operation is not Operation.OTHER:
+            media = http.media_type(request.raw_headers)
+            if media and not http.is_json(media):
+                raise errors.UnsupportedMediaType("Content-Type must be application/json.")
+        headers = http.end_to_end(request.raw_headers)
+        raw = await self._body(request)
+        if http.get(headers, b"content-encoding") is not None:
+            headers = http.without(headers, {b"content-encoding"})
+        target = request.raw_path.encode("utf-8", "surrogateescape")
+        return Turn(request.method, target, path, headers, operation, Body(raw))
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        options = self._site.options
+        return await inbound.body(request, options.max_body_bytes, options.read_timeout_seconds)
+
+    def _watched(self, reply: Reply, turn: Turn, began: float) -> Callable[[Message], object]:
+        """The outermost `send`; it turns into the reply's own once the first event has been noted."""
+        if turn.operation is not Operation.CREATE:
+            return reply.send
+        heartbeat = self._site.options.heartbeat
+        seconds = heartbeat.composed_seconds if turn.composed else heartbeat.verbatim_seconds
+        waiting = True
+
+        async def send(message: Message) -> None:
+            nonlocal waiting
+            await reply.send(message)
+            if waiting and isinstance(message, Frames | Event):
+                waiting = False
+                FIRST_EVENT.observe(time.perf_counter() - began)
+            if isinstance(message, Head) and message.events and seconds:
+                reply.beat(seconds)
+
+        return send
+
+    def _log(self, request: web.BaseRequest, reply: Reply, request_id: str, seconds: float) -> None:
+        path = request.raw_path.partition("?")[0]
+        fields = {
+            "method": request.method,
+            "path": path,
+            "status": reply.code,
+            "bytes": reply.sent,
+            "ms": round(seconds * 1e3, 1),
+            "request_id": request_id,
+        }
+        access.info("%s %s %d %d B %.1f ms %s", *fields.values(), extra=fields)
+
+
+class Protocol(web.RequestHandler):
+    """aiohttp's, which answers a request that is not HTTP in the wire's own error shape."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that could not be parsed."""
+        error: errors.ProxyError = errors.InvalidRequest(f"The request is not valid HTTP/1.1: {message or exc}")
+        if status >= 500:
+            log.error("a request failed outside its handler", exc_info=exc)
+            error = errors.ProxyError()
+        answer = web.Response(status=status, body=error_body(error), content_type="application/json")
+        answer.force_close()
+        return answer
+
+
+class Server(web.Server):
+    """aiohttp's low-level server, with our `Protocol`."""
+
+    def __call__(self) -> web.RequestHandler:
+        return Protocol(self, loop=self._loop, **self._kwargs)
+
+
+def _upgrades(request: web.BaseRequest) -> bool:
+    return request.method == "GET" and (http.get(request.raw_headers, b"upgrade") or b"").lower() == b"websocket"
+
+
+def _finish(reply: Reply) -> None:
+    try:
+        reply.finish()
+    except ConnectionResetError:
+        log.debug("the client left before the last byte")
+
+
+def _count(error: errors.ProxyError) -> None:
+    if isinstance(error, errors.UpstreamError):
+        UPSTREAM_ERRORS.labels(error.code or error.type).inc()
+    if error.status >= 500:
+        log.warning("%s: %s", type(error).__name__, error.message, exc_info=error.__cause__)

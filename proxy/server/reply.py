@@ -1,0 +1,207 @@
+"""Writes an answer to a client: the bytes as they came, straight to the transport, under backpressure.
+
+aiohttp would re-case, add and drop headers and chunk a second time; here the head is written as the backend spelled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from proxy import errors
+from proxy.facades import error_body, openai
+from proxy.protocol import headers as http
+from proxy.protocol import sse
+from proxy.protocol.events import Answer, Chunk, Event, Frames, Head, Message, Trailers, encode
+from proxy.protocol.lookup import Reply as Looked
+from proxy.telemetry import OPEN_STREAMS
+
+_JSON = (b"Content-Type", b"application/json")
+_LENGTH = frozenset({b"content-length"})
+_BODILESS = frozenset({204, 304})
+
+
+class Reply(web.StreamResponse):
+    """One answer. `send` is the outermost `send` of the chain."""
+
+    def __init__(self, request: web.BaseRequest, request_id: str) -> None:
+        super().__init__()
+        self._http = request
+        self._loop = asyncio.get_running_loop()
+        self._extra = ((b"X-Rejoinder-Request-Id", request_id.encode()),)
+        self._chunked_out = False
+        self._close = not request.keep_alive or request.version < HttpVersion11
+        self._trailers: http.Headers = ()
+        self._latest = b""
+        self._events = False
+        self._finished = False
+        self._heartbeat: _Heartbeat | None = None
+        self.begun = False
+        self.code = 0  # the status, once it is sent
+        self.sent = 0  # bytes of body
+
+    # What aiohttp calls when the handler has returned
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return not self._close
+
+    async def prepare(self, request: web.BaseRequest) -> None:  # type: ignore[override]  # nothing to add to our own head
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+    # What the chain and the listener call
+
+    async def send(self, message: Message) -> None:
+        """Passes one message on; waits while the client does not read."""
+        match message:
+            case Frames() | Event():
+                self._latest = message.raw
+                await self._write(message.raw)
+            case Chunk():
+                await self._write(message.raw)
+            case Head():
+                self._begin(message)
+            case Answer():
+                self._whole(message.status, message.reason, message.headers, message.body)
+            case Trailers():
+                self._trailers = message.headers
+
+    def looked_up(self, looked: Looked) -> None:
+        """Sends what the store answered."""
+        self._whole(looked.status, b"", looked.headers, looked.body)
+
+    def fail(self, error: errors.ProxyError) -> None:
+        """Says what went wrong: by status, or, too late for that, by a last event; a body of other kinds is cut short."""
+        if not self.begun:
+            headers = (_JSON, *error.headers)
+            self._whole(error.status, b"", headers, error_body(error))
+        elif self._events:
+            last = sse.frames(self._latest)[-1].sequence_number if self._latest else None
+            event = openai.late_error(error, 0 if last is None else last + 1)
+            self._put(event.raw)
+        else:
+            self.abort()
+
+    def finish(self) -> None:
+        """Ends the body."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if self._events:
+            OPEN_STREAMS.dec()
+        transport = self._http.transport
+        if self._chunked_out and transport is not None:
+            trailers = b"".join(name + b": " + value + b"\r\n" for name, value in self._trailers)
+            transport.write(b"0\r\n" + trailers + b"\r\n")
+
+    def abort(self) -> None:
+        """Cuts the connection, so that an unfinished body cannot pass for a whole one."""
+        self._close = True
+        self._chunked_out = False
+        if self._http.transport is not None:
+            self._http.transport.abort()
+
+    def beat(self, seconds: float) -> None:
+        """From now on, fills a silence of that length with a keepalive event."""
+        self._heartbeat = _Heartbeat(self, seconds, self._loop)
+
+    def keepalive(self) -> None:
+        """Writes one keepalive event, unless the client does not read anyway."""
+        if self._finished or self._http.protocol.writing_paused:
+            return
+        last = sse.frames(self._latest)[-1].sequence_number if self._latest else None
+        self._put(encode("keepalive", b'{"type":"keepalive","sequence_number":%d}' % (last or 0)).raw)
+
+    # Inner matters
+
+    def _begin(self, head: Head) -> None:
+        headers = http.without(head.headers, _LENGTH) if head.events else head.headers
+        bodiless = self._http.method == "HEAD" or head.status in _BODILESS
+        sized = http.get(headers, b"content-length") is not None
+        self._chunked_out = not (bodiless or sized) and self._http.version >= HttpVersion11
+        if self._chunked_out:
+            headers += ((b"Transfer-Encoding", b"chunked"),)
+        self._close = self._close or not (bodiless or sized or self._chunked_out)
+        self._events = head.events
+        if head.events:
+            OPEN_STREAMS.inc()
+        self._put_head(head.status, head.reason, headers)
+
+    def _whole(self, status: int, reason: bytes, headers: http.Headers, body: bytes) -> None:
+        length = b"%d" % len(body)
+        if http.get(headers, b"content-length") is None:
+            headers += ((b"Content-Length", length),)
+        else:
+            headers = tuple((n, length if n.lower() in _LENGTH else v) for n, v in headers)
+        self._put_head(status, reason, headers, b"" if self._http.method == "HEAD" else body)
+
+    def _put_head(self, status: int, reason: bytes, headers: http.Headers, body: bytes = b"") -> None:
+        self.begun, self.code = True, status
+        if self._close:
+            headers += ((b"Connection", b"close"),)
+        lines = [b"HTTP/1.1 %d " % status + (reason or _reason(status))]
+        lines += [name + b": " + value for name, value in (*headers, *self._extra)]
+        self.sent += len(body)
+        self._transport().write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+
+    async def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        self._put(data)
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
+        protocol = self._http.protocol
+        if protocol.writing_paused:
+            await protocol._drain_helper()
+
+    def _put(self, data: bytes) -> None:
+        self.sent += len(data)
+        self._transport().write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked_out else data)
+
+    def _transport(self) -> asyncio.Transport:
+        transport = self._http.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        return transport  # type: ignore[return-value]  # aiohttp types it as the base class
+
+
+class _Heartbeat:
+    """A timer that is looked at again only when it fires."""
+
+    def __init__(self, reply: Reply, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._reply = reply
+        self._seconds = seconds
+        self._loop = loop
+        self._heard = loop.time()
+        self._timer = loop.call_later(seconds, self._look)
+
+    def heard(self) -> None:
+        self._heard = self._loop.time()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        silent = self._loop.time() - self._heard
+        if silent >= self._seconds:
+            try:
+                self._reply.keepalive()
+            except ConnectionResetError:
+                return
+            self._heard, silent = self._loop.time(), 0.0
+        self._timer = self._loop.call_later(self._seconds - silent, self._look)
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""

@@ -1,0 +1,214 @@
+"""One connection to a backend: an asyncio protocol over llhttp's parser, with backpressure and an idle watch.
+
+Bodies arrive as they are: not decompressed, not re-chunked. What came in one read comes out as one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import httptools
+
+from proxy import errors
+from proxy.protocol.headers import Headers, get
+
+_HIGH_WATER = 256 * 1024  # bytes that may wait for the reader before the socket is no longer read
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request at a time; `head`, then `read` until it gives b""."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: errors.UpstreamError | None = None
+        self.used = 0  # requests that were answered on this connection
+        self.idle_since = 0.0
+        self._reset("")
+
+    def _reset(self, method: str) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._method = method
+        self._reason = b""
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._paused = False
+        self._keep = False
+        self.began = False  # any byte of the answer has come
+        self.status = 0  # final status, once the head is there
+        self.headers: Headers = ()
+        self.trailers: Headers = ()
+        self.complete = False
+        self._idle: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+
+    # What the shell calls
+
+    def send(self, method: str, request: bytes) -> None:
+        """Writes a whole request; the answer is awaited with `head`."""
+        self._reset(method)
+        if self._transport is None or self._transport.is_closing():
+            raise errors.UpstreamDropped()
+        self._transport.write(request)
+
+    async def head(self) -> None:
+        """Waits for the status line and headers. Raises `UpstreamDropped` or `UpstreamProtocol`."""
+        while not self.status:
+            self._raise_if_broken()
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """What has come of the body since the last call; b"" at its end. Raises `StreamCut`, `IdleTimeout`."""
+        while not self._chunks:
+            if self.complete:
+                return b""
+            self._raise_if_broken()
+            await self._wait()
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks, self._held = [], 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._heard = self._loop.time()
+            self._transport.resume_reading()
+        return data
+
+    def watch_idle(self, seconds: float) -> None:
+        """From now on, that long a silence while somebody reads is an `IdleTimeout`."""
+        self._idle, self._heard = seconds, self._loop.time()
+        self._alarm = self._loop.call_later(seconds, self._check_idle)
+
+    @property
+    def reason(self) -> bytes:
+        """The reason phrase, as the backend spelled it."""
+        return self._reason
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may be sent: the answer is over, and neither side wants to close."""
+        open_ = self._transport is not None and not self._transport.is_closing()
+        return open_ and self.complete and self._keep and self._error is None
+
+    @property
+    def alive(self) -> bool:
+        """Whether an idle connection is still open."""
+        return self._transport is not None and not self._transport.is_closing() and self._error is None
+
+    def rest(self) -> None:
+        """Ends the watch of an answer that is over; the connection may wait for its next request."""
+        self._unwatch()
+        self.used += 1
+        self.idle_since = self._loop.time()
+
+    def close(self) -> None:
+        """Drops the connection at once, whatever is in flight: the backend sees its client gone."""
+        self._unwatch()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.began = True
+        self._heard = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(errors.UpstreamProtocol(f"The backend's answer is not HTTP/1.1: {error}"))
+        if self._held > _HIGH_WATER and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._unwatch()
+        if self.status and not self.complete and error is None and self._ends_with_connection():
+            self.complete = True
+        if not self.complete:
+            self._fail(errors.StreamCut() if self.status else errors.UpstreamDropped())
+        self._keep = False
+        self._wake()
+
+    # What the parser calls
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._pairs.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            return
+        self.status, self.headers, self._pairs = status, tuple(self._pairs), []
+        self._keep = self._parser.should_keep_alive()
+        if self._method == "HEAD":
+            # The parser does not know that no body follows; a connection in that state is not used again.
+            self.complete, self._keep = True, False
+
+    def on_body(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._held += len(data)
+
+    def on_message_complete(self) -> None:
+        if not self.status:  # a 1xx interlude is over
+            self._pairs, self._reason = [], b""
+            return
+        if self.complete:
+            self._keep = False  # more than one answer to one request
+            return
+        self.trailers, self._pairs = tuple(self._pairs), []
+        self.complete = True
+
+    # Inner matters
+
+    def _ends_with_connection(self) -> bool:
+        return get(self.headers, b"content-length") is None and get(self.headers, b"transfer-encoding") is None
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: errors.UpstreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self._keep = False
+
+    def _check_idle(self) -> None:
+        if self._idle is None or self.complete:
+            return
+        silent = self._loop.time() - self._heard
+        if self._waiter is not None and silent >= self._idle:
+            self._fail(errors.IdleTimeout(f"The backend sent nothing for {self._idle:g} seconds."))
+            self._wake()
+            return
+        # A client that does not read keeps us from reading; that is not the backend's silence.
+        wait = self._idle - silent if self._waiter is not None else self._idle
+        self._alarm = self._loop.call_later(max(wait, 0.001), self._check_idle)
+
+    def _unwatch(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._idle = None

@@ -1,0 +1,144 @@
+"""Connections to one backend: several endpoints in turn, idle connections kept and used again, newest first."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from proxy import errors
+from proxy.upstream.connection import Connection
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Where one server of a backend listens."""
+
+    url: str
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    prefix: str  # the URL's own path, put before every request's
+    authority: bytes  # for the Host header
+    idle: deque[Connection] = field(default_factory=deque)
+    healthy: bool = True
+
+    @classmethod
+    def of(cls, url: str, tls: ssl.SSLContext | None = None) -> Endpoint:
+        """Reads a URL such as http://host:8000; a /v1 at its end is dropped, since requests bring their own."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        context = (tls or ssl.create_default_context()) if secure else None
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        authority = parts.netloc.rpartition("@")[2].encode()
+        return cls(url, parts.hostname or "", port, context, prefix, authority)
+
+
+class Pool:
+    """Hands out connections: `acquire`, then `release` in every case."""
+
+    def __init__(self, endpoints: list[Endpoint], *, limit: int, connect: float, idle: float, wait: float) -> None:
+        self._endpoints = endpoints
+        self._next = 0
+        self._connect_limit = connect
+        self._idle_limit = idle
+        self._wait_limit = wait
+        self._slots = asyncio.Semaphore(limit)
+        self.open = 0  # connections handed out
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All endpoints, healthy or not."""
+        return self._endpoints
+
+    async def acquire(self, *, fresh: bool = False) -> tuple[Endpoint, Connection]:
+        """A connection to the next endpoint that takes one; a used one unless `fresh`.
+
+        Raises `Overloaded` when all connections are taken for too long, `UpstreamUnreachable`, `ConnectTimeout`.
+        """
+        await self._slot()
+        try:
+            found = await self._reach(fresh)
+        except BaseException:
+            self._slots.release()
+            raise
+        self.open += 1
+        return found
+
+    def release(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Takes a connection back: kept if it can be used again, else dropped."""
+        self.open -= 1
+        self._slots.release()
+        if connection.reusable:
+            connection.rest()
+            endpoint.idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Drops every idle connection."""
+        for endpoint in self._endpoints:
+            while endpoint.idle:
+                endpoint.idle.pop().close()
+
+    async def _slot(self) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._wait_limit):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise errors.Overloaded(
+                "All connections to the backend are in use. Retry later.", headers=((b"Retry-After", b"1"),)
+            ) from None
+
+    async def _reach(self, fresh: bool) -> tuple[Endpoint, Connection]:
+        failure: errors.UpstreamError | None = None
+        for endpoint in self._in_turn():
+            try:
+                return endpoint, await self._connection(endpoint, fresh)
+            except errors.UpstreamError as error:
+                failure = error
+        raise failure or errors.UpstreamUnreachable()
+
+    def _in_turn(self) -> list[Endpoint]:
+        count = len(self._endpoints)
+        order = [self._endpoints[(self._next + step) % count] for step in range(count)]
+        self._next = (self._next + 1) % count
+        return [e for e in order if e.healthy] or order
+
+    async def _connection(self, endpoint: Endpoint, fresh: bool) -> Connection:
+        if not fresh:
+            kept = self._kept(endpoint)
+            if kept is not None:
+                return kept
+        return await self._connect(endpoint)
+
+    def _kept(self, endpoint: Endpoint) -> Connection | None:
+        oldest = asyncio.get_running_loop().time() - self._idle_limit
+        while endpoint.idle:
+            connection = endpoint.idle.pop()
+            if connection.alive and connection.idle_since > oldest:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, endpoint: Endpoint) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_limit):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), endpoint.host, endpoint.port, ssl=endpoint.tls
+                )
+        except TimeoutError:
+            raise errors.ConnectTimeout(
+                f"The backend did not accept a connection within {self._connect_limit:g} seconds."
+            ) from None
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise errors.UpstreamUnreachable(f"The backend could not be reached: {reason}") from error
+        return connection
