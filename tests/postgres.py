@@ -56,6 +56,11 @@ def _free_port() -> int:
         return port
 
 
+def _children(parent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
 class PostgresServer:
     """One server on 127.0.0.1; `url(database)` leads to it, also after `kill()` and `start()`."""
 
@@ -85,13 +90,22 @@ class PostgresServer:
             )
         self._wait_until_ready()
 
+    def pause(self) -> None:
+        """Stops every process of the server where it is."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused server go on."""
+        self._signal_all(signal.SIGCONT)
+
     def kill(self) -> None:
         """Ends the whole server at once, as a crash of its machine would."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal_all(signal.SIGKILL)
             self._process.wait()
-            self._reap_backends()
             self._process = None
+            with contextlib.suppress(FileNotFoundError):
+                (self._root / "data" / "postmaster.pid").unlink()
 
     def stop(self) -> None:
         """Ends the server and removes its data."""
@@ -119,10 +133,13 @@ class PostgresServer:
                 raise RuntimeError((self._root / "log").read_text(errors="replace")[-2000:])
             time.sleep(0.05)
 
-    def _reap_backends(self) -> None:
-        """Backends are in the group that was killed; a new server needs their shared memory to be gone."""
-        with contextlib.suppress(FileNotFoundError):
-            (self._root / "data" / "postmaster.pid").unlink()
+    def _signal_all(self, number: int) -> None:
+        """Backends make process groups of their own, so each is told by its id."""
+        if self._process is None:
+            return
+        for process in (self._process.pid, *_children(self._process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Runs one statement outside of any store."""
