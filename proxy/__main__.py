@@ -56,34 +56,30 @@ def main() -> None:
 def serve(path: Path | None, migrate: bool, **flags: Any) -> None:
     """Run the gateway; flags alone make a whole default configuration, or change what the file says."""
     data = config.read(path) if path else {}
-    gateway = config.parse(_with_flags(data, **flags), str(path) if path else "flags")
+    gateway = config.parse(_with_flags(data, flags), str(path) if path else "flags")
     blue = app.blueprint(gateway)
     processes.run(blue, migrate=migrate or gateway.store.migrate)
 
 
-def _with_flags(
-    data: dict[str, Any],
-    *,
-    backends: tuple[str, ...],
-    store: str | None,
-    host: str | None,
-    port: int | None,
-    workers: int | None,
-) -> dict[str, Any]:
+def _with_flags(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     data = dict(data)
-    if backends:
-        data["backends"] = {"default": {"endpoints": list(backends)}}
+    if flags["backends"]:
+        data["backends"] = {"default": {"endpoints": list(flags["backends"])}}
     if not data.get("backends"):
         raise errors.ConfigError("name a backend: --backend http://host:8000, or 'backends' in a file given with -c")
-    if store:
-        data["store"] = {**(data.get("store") or {}), "url": store}
-    if host or port:
-        first, *others = data.get("listeners") or [{}]
-        old_host, _, old_port = str(first.get("address", "127.0.0.1:8080")).rpartition(":")
-        data["listeners"] = [{**first, "address": f"{_bracketed(host) or old_host}:{port or old_port}"}, *others]
-    if workers:
-        data["workers"] = workers
+    if flags["store"]:
+        data["store"] = {**(data.get("store") or {}), "url": flags["store"]}
+    if flags["host"] or flags["port"]:
+        data["listeners"] = _readdressed(data.get("listeners") or [{}], flags["host"], flags["port"])
+    if flags["workers"]:
+        data["workers"] = flags["workers"]
     return data
+
+
+def _readdressed(listeners: list[dict[str, Any]], host: str | None, port: int | None) -> list[dict[str, Any]]:
+    first, *others = listeners
+    old_host, _, old_port = str(first.get("address", "127.0.0.1:8080")).rpartition(":")
+    return [{**first, "address": f"{_bracketed(host) or old_host}:{port or old_port}"}, *others]
 
 
 def _bracketed(host: str | None) -> str | None:
@@ -128,7 +124,7 @@ def migrate(store: str) -> None:
 @click.option("--wait/--no-wait", default=True, help="Leave the gateway running at the end.")
 def demo(backend: str | None, port: int, wait: bool) -> None:
     """Show what the gateway does, in front of a real vLLM with a small model on this machine's CPU."""
-    from proxy.demo import run  # its SDK comes with the extra `demo` only
+    from proxy.demo import run  # noqa: PLC0415  # the SDK it shows comes with the extra `demo` only
 
     sys.exit(run(backend or None, port, wait))
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from proxy import config as configuration
 from proxy import errors
 from proxy.chain import Next, check_order, compose
+from proxy.filters.owner import Config as OwnerConfig
 from proxy.filters.owner import Owner
 from proxy.loader import END, Plan, plan
 from proxy.server.cancel import Cancel
@@ -150,9 +151,7 @@ class App:
         for each in self._blue.chains[name]:
             if each.factory is Owner:
                 return Owner(each.config, self.services)  # type: ignore[arg-type]  # its own Config, as the loader made it
-        from proxy.filters.owner import Config
-
-        return Owner(Config(), self.services)
+        return Owner(OwnerConfig(), self.services)
 
     async def _listen(self, stack: AsyncExitStack, options: configuration.Listener) -> None:
         gateway = self._blue.gateway
@@ -207,10 +206,15 @@ class App:
         while True:
             await asyncio.sleep(options.sweep_seconds)
             try:
-                while await self.store.sweep(options.sweep_batch) == options.sweep_batch:
-                    await asyncio.sleep(0.05)  # let requests through between two batches
+                await self._sweep_once(options.sweep_batch)
             except errors.StoreError as error:
                 log.warning("expired responses could not be removed: %s", error.message)
+
+    async def _sweep_once(self, batch: int) -> None:
+        removed = batch
+        while removed == batch:
+            removed = await self.store.sweep(batch)
+            await asyncio.sleep(0.05)  # lets requests through between two batches
 
     def _backends_ready(self) -> bool:
         return all(client.ready for client in self.services.backends.values())
@@ -242,5 +246,3 @@ async def serve(blue: Blueprint, *, first: bool = True) -> None:
             log.info("ready")
         await stopping.wait()
         log.info("stopping")
-
-

@@ -32,7 +32,7 @@ class InvalidRequest(ProxyError):
 
     status = 400
     type = "invalid_request_error"
-    code = "invalid_request_error"
+    code: ClassVar[str | None] = "invalid_request_error"
 
 
 class MutuallyExclusive(InvalidRequest):
@@ -96,7 +96,7 @@ class NotFound(InvalidRequest):
     """There is nothing at this address."""
 
     status = 404
-    code = None
+    code: ClassVar[str | None] = None
 
 
 class ResponseNotFound(NotFound):

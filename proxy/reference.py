@@ -63,7 +63,10 @@ def _tables(model: type[BaseModel], path: str, seen: dict[str, type[BaseModel]])
 
 
 def _table(model: type[BaseModel]) -> str:
-    rows = [f"| `{name}` | {_type(info)} | {_default(info)} | {info.description or ''} |" for name, info in model.model_fields.items()]
+    rows = [
+        f"| `{name}` | {_type(info)} | {_default(info)} | {info.description or ''} |"
+        for name, info in model.model_fields.items()
+    ]
     return "\n| Option | Type | Default | Meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
 
 
@@ -79,10 +82,25 @@ def _many(annotation: Any) -> str:
 
 
 def _type(info: FieldInfo) -> str:
-    text = str(info.annotation) if get_args(info.annotation) else getattr(info.annotation, "__name__", str(info.annotation))
-    for long, short in (("typing.", ""), ("proxy.config.shape.", ""), ("pathlib.", ""), ("pydantic.types.", ""), (" | ", " or ")):
+    text = (
+        str(info.annotation)
+        if get_args(info.annotation)
+        else getattr(info.annotation, "__name__", str(info.annotation))
+    )
+    for long, short in (
+        ("typing.", ""),
+        ("proxy.config.shape.", ""),
+        ("pathlib.", ""),
+        ("pydantic.types.", ""),
+        (" | ", " or "),
+    ):
         text = text.replace(long, short)
-    return text.replace("|", "or").replace("SecretStr", "secret string").replace("NoneType", "null").replace("None", "null")
+    return (
+        text.replace("|", "or")
+        .replace("SecretStr", "secret string")
+        .replace("NoneType", "null")
+        .replace("None", "null")
+    )
 
 
 def _default(info: FieldInfo) -> str:
@@ -93,6 +111,6 @@ def _default(info: FieldInfo) -> str:
         value = value.get_secret_value()
     if isinstance(value, BaseModel) or (isinstance(value, tuple) and value and isinstance(value[0], BaseModel)):
         return "see below"
-    if value is PydanticUndefined or value == {} or value == ():
+    if value is PydanticUndefined or value in ({}, ()):
         return "none"
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"

@@ -1,4 +1,4 @@
-"""Reading the YAML file: variables, secrets from files, and messages that say where a mistake is and what is allowed."""
+"""Reading the YAML file: variables, secrets from files, and messages that say where a mistake is and what would do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, Any]:
     """What a YAML file says, not yet checked. Raises `ConfigError`."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506  # it is a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key}' is there twice", key_node.start_mark)
             seen.add(key)
@@ -60,7 +60,10 @@ def validated(model: type[ModelT], data: object, where: str) -> ModelT:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [f"{where}: {_explain(entry, data, model)}" for entry in error.errors(include_url=False, include_context=True)]
+        lines = [
+            f"{where}: {_explain(entry, data, model)}"
+            for entry in error.errors(include_url=False, include_context=True)
+        ]
         raise ConfigError("\n".join(lines)) from None
 
 

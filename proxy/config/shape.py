@@ -45,8 +45,12 @@ class TLS(Model):
 class Heartbeat(Model):
     """A JSON event that keeps clients from giving up on a silent stream."""
 
-    verbatim_seconds: Seconds | None = Field(None, description="Silence before one is sent in a stream that is relayed untouched; null: never.")
-    composed_seconds: Seconds | None = Field(15, description="Silence before one is sent in a stream that the gateway composes; null: never.")
+    verbatim_seconds: Seconds | None = Field(
+        None, description="Silence before one is sent in a stream that is relayed untouched."
+    )
+    composed_seconds: Seconds | None = Field(
+        15, description="Silence before one is sent in a stream that the gateway composes; null: never."
+    )
 
 
 class Listener(Model):
@@ -57,8 +61,13 @@ class Listener(Model):
     facade: Literal["openai"] = Field("openai", description="The protocol that clients speak.")
     chain: str = Field("default", description="The chain that serves its requests.")
     tls: TLS | None = Field(None, description="Serve HTTPS.")
-    passthrough: tuple[str, ...] = Field(("/v1/*",), description="Paths that go to the backend untouched when the gateway does not answer them; `*` matches anything.")
-    max_body_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest request body, also after decompression.")
+    passthrough: tuple[str, ...] = Field(
+        ("/v1/*",),
+        description="Paths for the backend, untouched, where the gateway has no answer itself; `*` matches anything.",
+    )
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Largest request body, also after decompression."
+    )
     read_timeout_seconds: Seconds = Field(60, description="How long a client may take to send its request.")
     heartbeat: Heartbeat = Field(Heartbeat(), description="Events against silence.")
 
@@ -123,10 +132,16 @@ class Backend(Model):
     vllm: VLLM | None = Field(None, description="Start this vLLM instead of naming endpoints.")
     timeouts: Timeouts = Field(Timeouts(), description="Limits in time.")
     pool: PoolOptions = Field(PoolOptions(), description="Connections.")
-    health_check: HealthCheck | None = Field(None, description="Leave out endpoints that are not well; null: all are used.")
+    health_check: HealthCheck | None = Field(
+        None, description="Leave out endpoints that are not well; null: all are used."
+    )
     credentials: Credentials | None = Field(None, description="The gateway's own credentials there.")
-    forward_credentials: bool = Field(False, description="Hand the client's own Authorization, Cookie and API key headers on.")
-    ca_file: Path | None = Field(None, description="PEM file of the authority that signs an https endpoint's certificate.")
+    forward_credentials: bool = Field(
+        False, description="Hand the client's own Authorization, Cookie and API key headers on."
+    )
+    ca_file: Path | None = Field(
+        None, description="PEM file of the authority that signs an https endpoint's certificate."
+    )
     max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest JSON answer.")
     max_event_bytes: int = Field(10 * 1024 * 1024, ge=1024, description="Largest single event of a stream.")
 
@@ -140,7 +155,10 @@ class Backend(Model):
 class StoreOptions(Model):
     """Where state is kept."""
 
-    url: SecretStr = Field(SecretStr("sqlite:///rejoinder.db"), description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host:port/db?sslmode=…")
+    url: SecretStr = Field(
+        SecretStr("sqlite:///rejoinder.db"),
+        description="sqlite:///file.db, sqlite:////absolute/file.db or postgresql://user@host:port/db?sslmode=…",
+    )
     pool_size: int = Field(10, ge=1, le=1000, description="Connections to the database, per worker.")
     acquire_timeout_seconds: Seconds = Field(5, description="How long an operation waits for a connection or a lock.")
     statement_timeout_seconds: Seconds = Field(10, description="How long one statement may take.")
@@ -159,7 +177,9 @@ class Admin(Model):
 class Telemetry(Model):
     """Logs."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe line that is logged."
+    )
     log_format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object a line.")
     access_log: bool = Field(True, description="One line for each request.")
 
@@ -168,7 +188,10 @@ class Gateway(Model):
     """The whole file."""
 
     listeners: tuple[Listener, ...] = Field((Listener(),), min_length=1, description="Where clients connect.")
-    chains: dict[str, tuple[FilterEntry, ...]] = Field(default_factory=dict, description="Filters by chain name, outermost first; `default` is the whole default chain unless you write another.")
+    chains: dict[str, tuple[FilterEntry, ...]] = Field(
+        default_factory=dict,
+        description="Filters by chain name, outermost first; `default` is there even if you do not write it.",
+    )
     backends: dict[str, Backend] = Field(min_length=1, description="Backends by name.")
     store: StoreOptions = Field(StoreOptions(), description="Where state is kept.")
     admin: Admin | None = Field(None, description="Serve health and metrics here; null: on the first listener.")

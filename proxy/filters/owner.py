@@ -1,6 +1,7 @@
 """Fixes whose state a request is about, before anything else happens.
 
-`single_tenant`: everybody shares one state. `trusted_header`: a proxy in front, which has authenticated the caller, names
+`single_tenant`: everybody shares one state. `trusted_header`: a proxy in front, which has authenticated the caller,
+names
 the owner in a header; a request without it is refused, and the header goes no further.
 """
 
@@ -30,7 +31,9 @@ class Config(Model):
     )
     tenant_id: str = Field("default", min_length=1, max_length=256, description="The one owner in single_tenant mode.")
     header: str = Field(
-        "x-rejoinder-owner", pattern=r"^[A-Za-z0-9-]+$", description="The header that names the owner in trusted_header mode."
+        "x-rejoinder-owner",
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="The header that names the owner in trusted_header mode.",
     )
 
 

@@ -82,7 +82,9 @@ class Rehydrate:
         previous = _previous(turn.body)
         if previous is not None:
             draft.history = await self._previous(turn, previous)
-            await call_next(await self._continue(turn, draft), _restoring(send, turn.body.fields["previous_response_id"]))
+            await call_next(
+                await self._continue(turn, draft), _restoring(send, turn.body.fields["previous_response_id"])
+            )
             return
         await call_next(await self._without_selector(turn, draft), send)
 
@@ -168,7 +170,7 @@ class Rehydrate:
             return turn
         if draft.history is not None:
             draft.session = draft.history.session
-        added = ((b"x-session-id", draft.session.encode()),) if draft.session else ()
+        added: http.Headers = ((b"x-session-id", draft.session.encode()),) if draft.session else ()
         if draft.history is not None and draft.history.session_token:
             added += ((b"x-session-token", draft.history.session_token.encode("latin-1")),)
         return turn.replace(upstream_headers=turn.upstream_headers + added)
@@ -222,5 +224,3 @@ def _restorable(answer: Answer) -> bool:
         return jsonbytes.fields(answer.body).get("object") == b'"response"'
     except jsonbytes.NotJSON:
         return False
-
-

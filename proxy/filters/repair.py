@@ -1,6 +1,7 @@
 """Mends what a backend is known to get wrong; where nothing is wrong, every byte stays.
 
-Each repair has a name and a switch. They are made next to the backend, so that everything outside sees the mended answer.
+Each repair has a name and a switch. They are made next to the backend, so that everything outside sees the mended
+answer.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ class Config(Model):
 
     null_fields: bool = Field(True, description="Drop explicit nulls from the request where vLLM refuses them.")
     incomplete_status: bool = Field(
-        True, description="Turn a response.completed whose status is incomplete into response.incomplete, and mark its last item."
+        True,
+        description="Turn a response.completed with the status incomplete into response.incomplete; mark its last item.",
     )
     context_length: bool = Field(True, description="Give a context overflow the code context_length_exceeded.")
-    missing_terminal: bool = Field(True, description="End a stream that was cut, timed out or broke with response.failed.")
+    missing_terminal: bool = Field(
+        True, description="End a stream that was cut, timed out or broke with response.failed."
+    )
     in_band_error: bool = Field(True, description="Turn an error event of a begun response into response.failed.")
     item_ids: bool = Field(True, description="Give output items without an id a stable one.")
 

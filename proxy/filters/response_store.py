@@ -34,14 +34,16 @@ class Config(Model):
 
     failure_mode: Literal["closed", "open"] = Field(
         "closed",
-        description="What a client gets when its turn cannot be stored: closed, an error; open, the answer all the same "
-        "(logged and counted).",
+        description="What a client gets when its turn cannot be stored: closed, an error; open, the answer all "
+        "the same (logged and counted).",
     )
     retention_days: float | None = Field(
         30, gt=0, description="How long a response is kept; null keeps it until it is deleted."
     )
     max_event_count: int = Field(10_000, ge=1, description="Reads of a stream beyond which no replay log is kept.")
-    max_event_bytes: int = Field(16 * 1024 * 1024, ge=1, description="Bytes of a stream beyond which no replay log is kept.")
+    max_event_bytes: int = Field(
+        16 * 1024 * 1024, ge=1, description="Bytes of a stream beyond which no replay log is kept."
+    )
 
 
 class ResponseStore:

@@ -1,6 +1,7 @@
 """What a backend says, as it travels outwards through the chain: one vocabulary for JSON answers and streams.
 
-A streamed answer is one `Head`, then `Frames` and `Event`s, perhaps `Trailers`. A JSON answer is one `Answer`. Any other
+A streamed answer is one `Head`, then `Frames` and `Event`s, perhaps `Trailers`. A JSON answer is one `Answer`. Any
+other
 body is one `Head`, then `Chunk`s.
 """
 

@@ -27,9 +27,7 @@ def _blank(item: Item) -> bool:
     except jsonbytes.NotJSON:
         return False
     return isinstance(content, list) and all(
-        isinstance(part, dict)
-        and part.get("type") == "output_text"
-        and not str(part.get("text") or "").strip()
+        isinstance(part, dict) and part.get("type") == "output_text" and not str(part.get("text") or "").strip()
         for part in content
     )
 

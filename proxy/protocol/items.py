@@ -80,9 +80,7 @@ def prefix(type_: str) -> str:
 
 def user_message(raw_text: bytes) -> bytes:
     """The message that a string input stands for; the string keeps its exact bytes."""
-    return (
-        b'{"type":"message","role":"user","content":[{"type":"input_text","text":' + raw_text + b"}]}"
-    )
+    return b'{"type":"message","role":"user","content":[{"type":"input_text","text":' + raw_text + b"}]}"
 
 
 def join(items: Iterable[Item]) -> bytes:
@@ -127,4 +125,3 @@ def _text(raw: msgspec.Raw, param: str) -> str | None:
     if len(text) > _MAX_ID_CHARS or "\0" in text:  # a database would refuse it
         raise InvalidValue(f"'{param}' must have at most {_MAX_ID_CHARS} characters, none of them NUL", param=param)
     return text
-

@@ -1,6 +1,7 @@
 """JSON objects and arrays as slices of the bytes that passed by: taken apart one level, put together again exactly.
 
-A value that nobody changes keeps its bytes (number spelling, escapes, inner spacing); only a rebuilt object's own commas,
+A value that nobody changes keeps its bytes (number spelling, escapes, inner spacing); only a rebuilt object's own
+commas,
 colons and outer spacing become the compact form. A repeated key keeps its first place and its last value, which is what
 JSON parsers at a backend make of it.
 """

@@ -140,7 +140,7 @@ class ItemIds:
 
     def _about(self, event: Event) -> Event:
         index = _output_index(event) if self.missing else None
-        if index not in self.missing or index is None or jsonbytes.present(event.fields.get("item_id")):
+        if index is None or index not in self.missing or jsonbytes.present(event.fields.get("item_id")):
             return event
         return _with(event, "item_id", jsonbytes.encode(self.missing[index]))
 

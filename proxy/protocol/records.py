@@ -1,6 +1,5 @@
 """The records that a store keeps, as the rest of the gateway sees them."""
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The place in a thread that a turn continues from: the first `position` items of it, and its parents', are its history."""
+    """The place in a thread that a turn continues from: the first `position` items, and its parents', are history."""
 
     thread: int
     position: int
@@ -84,9 +83,11 @@ class TurnRecord:
     """All that one turn leaves behind; a store writes the whole of it, or nothing.
 
     - `response` None (store: false): no response row, no event log; items are written only for a `lease`.
-    - `lease` set and the turn completed: input and output are appended to the conversation's thread, and the lease ends.
+    - `lease` set and the turn completed: input and output are appended to the conversation's thread, and the lease
+      ends.
       If the lease is no longer held: `LeaseLost`, and nothing is written.
-    - A response that is not completed never moves a thread's end: its items go to a thread of its own, forked at `history`'s anchor.
+    - A response that is not completed never moves a thread's end: its items go to a thread of its own, forked at
+      `history`'s anchor.
     - `history` None: the turn begins a new thread, whose session is `session`.
     - `history` whose anchor no longer exists (deleted while the backend worked): the history's items are written again
       into a new thread of their own, so that the new response can be continued.

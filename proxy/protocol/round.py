@@ -1,6 +1,7 @@
 """One upstream answer, folded into what it said: the response object and its output items.
 
-JSON answers and streams end as the same `Outcome`. A stream that ends early is folded into a failed response out of what
+JSON answers and streams end as the same `Outcome`. A stream that ends early is folded into a failed response out of
+what
 had come: the object of `response.created`, and the items that were done.
 """
 

@@ -59,6 +59,9 @@ class Draft:
     saved: bool = False
 
 
+NOBODY = Owner("")
+
+
 @dataclass(frozen=True)
 class Turn:
     """One client request. Frozen: a filter passes on a replaced one."""
@@ -69,7 +72,7 @@ class Turn:
     headers: Headers  # end to end only
     operation: Operation
     body: Body
-    owner: Owner = Owner("")  # set by owner; used by response_store, rehydrate
+    owner: Owner = NOBODY  # set by owner; used by response_store, rehydrate
     stream: bool = False  # set by validate; used by upstream
     draft: Draft | None = None  # set by response_store; used by rehydrate
     upstream_headers: tuple[tuple[bytes, bytes], ...] = ()  # added by filters; used by upstream

@@ -16,7 +16,7 @@ _WINDOW = 128 * 1024 * 1024  # the largest that the zstd command makes without b
 
 
 async def body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
-    """The request's body, decompressed. Raises `BodyTooLarge`, `RequestTimeout`, `InvalidRequest`, `UnsupportedMediaType`."""
+    """The request's body, decompressed. Raises a kind of `InvalidRequest` that names the limit or the fault."""
     if not request.body_exists:
         return b""
     length = request.content_length

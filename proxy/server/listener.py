@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from proxy import errors
-from proxy.chain import Next
+from proxy.chain import Next, Send
 from proxy.config import Listener as Options
 from proxy.facades import error_body, openai
 from proxy.facades.openai import Kind
@@ -96,7 +96,7 @@ class Listener:
         else:
             turn = await self._turn(request, path, operation)
             await self._site.chain(turn, self._watched(reply, turn, began))
-        return kind.value
+        return str(kind.value)
 
     async def _state(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> None:
         body = await self._body(request)
@@ -130,7 +130,7 @@ class Listener:
         options = self._site.options
         return await inbound.body(request, options.max_body_bytes, options.read_timeout_seconds)
 
-    def _watched(self, reply: Reply, turn: Turn, began: float) -> Callable[[Message], object]:
+    def _watched(self, reply: Reply, turn: Turn, began: float) -> Send:
         """The outermost `send`; it turns into the reply's own once the first event has been noted."""
         if turn.operation is not Operation.CREATE:
             return reply.send

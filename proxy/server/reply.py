@@ -31,7 +31,7 @@ class Reply(web.StreamResponse):
         super().__init__()
         self._http = request
         self._loop = asyncio.get_running_loop()
-        self._extra = ((b"X-Rejoinder-Request-Id", request_id.encode()),)
+        self._request_id = request_id.encode()
         self._chunked_out = False
         self._close = not request.keep_alive or request.version < HttpVersion11
         self._trailers: http.Headers = ()
@@ -49,7 +49,7 @@ class Reply(web.StreamResponse):
     def keep_alive(self) -> bool | None:
         return not self._close
 
-    async def prepare(self, request: web.BaseRequest) -> None:  # type: ignore[override]  # nothing to add to our own head
+    async def prepare(self, request: web.BaseRequest) -> None:
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -77,9 +77,9 @@ class Reply(web.StreamResponse):
         self._whole(looked.status, b"", looked.headers, looked.body)
 
     def fail(self, error: errors.ProxyError) -> None:
-        """Says what went wrong: by status, or, too late for that, by a last event; a body of other kinds is cut short."""
+        """Says what went wrong: by status, or, too late for that, by a last event; other bodies are cut short."""
         if not self.begun:
-            headers = (_JSON, *error.headers)
+            headers = (_JSON, (b"X-Request-Id", self._request_id), *error.headers)
             self._whole(error.status, b"", headers, error_body(error))
         elif self._events:
             last = sse.frames(self._latest)[-1].sequence_number if self._latest else None
@@ -148,7 +148,7 @@ class Reply(web.StreamResponse):
         if self._close:
             headers += ((b"Connection", b"close"),)
         lines = [b"HTTP/1.1 %d " % status + (reason or _reason(status))]
-        lines += [name + b": " + value for name, value in (*headers, *self._extra)]
+        lines += [name + b": " + value for name, value in headers]
         self.sent += len(body)
         self._transport().write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
 
@@ -170,7 +170,7 @@ class Reply(web.StreamResponse):
         transport = self._http.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
-        return transport  # type: ignore[return-value]  # aiohttp types it as the base class
+        return transport
 
 
 class _Heartbeat:

@@ -96,7 +96,7 @@ class Store(Protocol):
         """The newest stored item for each id that is known; the others are missing from the answer."""
 
     async def calls(self, owner: Owner, call_ids: Sequence[str]) -> Sequence[Call]:
-        """The completed stored responses whose output holds one of these calls; several for one id when it is ambiguous."""
+        """The completed responses whose output holds one of these calls; several for one id when it is ambiguous."""
 
     async def create_conversation(self, owner: Owner, conversation: Conversation, items: Sequence[Item]) -> None:
         """Adds a conversation and its first items."""
@@ -126,7 +126,10 @@ class Store(Protocol):
         """Takes an item out of the conversation; a stored response whose own item it is keeps it."""
 
     async def acquire(self, owner: Owner, lease: Lease, ttl: float) -> bool:
-        """Takes the conversation's lease for `ttl` seconds of the database's clock; False while another holds it or it does not exist."""
+        """Takes the conversation's lease for `ttl` seconds of the database's clock.
+
+        False while another holds it, or where there is no such conversation.
+        """
 
     async def renew(self, owner: Owner, lease: Lease, ttl: float) -> bool:
         """Prolongs a held lease; False when it was lost."""

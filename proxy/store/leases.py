@@ -1,6 +1,7 @@
 """One turn at a time in a conversation, over all workers and replicas.
 
-Within a process, turns of one conversation queue in order. Between processes, the database's lease decides; it is renewed
+Within a process, turns of one conversation queue in order. Between processes, the database's lease decides; it is
+renewed
 while the turn runs and runs out by itself if its holder dies.
 """
 

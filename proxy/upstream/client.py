@@ -148,7 +148,10 @@ class Client:
             await send(Frames(decoder.rest()))
 
     def _request(self, turn: Turn, endpoint: Endpoint) -> bytes:
-        lines = [f"{turn.method} {endpoint.prefix}".encode() + turn.target + b" HTTP/1.1", b"Host: " + endpoint.authority]
+        lines = [
+            f"{turn.method} {endpoint.prefix}".encode() + turn.target + b" HTTP/1.1",
+            b"Host: " + endpoint.authority,
+        ]
         lines += [name + b": " + value for name, value in self._headers(turn)]
         body = turn.body.raw
         if body or turn.method in ("POST", "PUT", "PATCH"):

@@ -1,0 +1,3 @@
+"""The Agents SDK over the scripted backend."""
+
+from tests.clients.agents_suite import *  # noqa: F403
