@@ -22,7 +22,7 @@ def run(backend: str | None, port: int, wait: bool) -> int:
     try:
         with ExitStack() as stack:
             require_free(port)
-            _show(stack, backend or _own_backend(stack, _say), port, wait)
+            _show(stack, (backend or _own_backend(stack, _say)).rstrip("/"), port, wait)
     except DemoError as failure:
         sys.stderr.write(f"rejoinder demo: {failure}\n")
         return 1
@@ -48,8 +48,8 @@ def _own_backend(stack: ExitStack, say: Say) -> str:
 
 def _show(stack: ExitStack, backend: str, port: int, wait: bool) -> None:
     stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not orphan the children
-    gateway = _gateway(stack, backend.rstrip("/"), port)
-    model = served_model(backend.rstrip("/"))
+    model = served_model(backend)
+    gateway = _gateway(stack, backend, port)
     _say(f"✓ gateway at {gateway}, backend {backend} serves {model}")
     _converse(gateway, model)
     _say(f"\nThe gateway is at {gateway}/v1; try:\n{curl(gateway, model)}")
@@ -66,15 +66,10 @@ def curl(gateway: str, model: str) -> str:
 
 def _converse(gateway: str, model: str) -> None:
     try:
-        from openai import OpenAIError
-
-        from proxy.demo.conversation import Conversation
+        from proxy.demo.conversation import show  # noqa: PLC0415  # the SDK comes with the extra `demo` only
     except ModuleNotFoundError as missing:
         raise DemoError(f"{missing.name} is not installed: pip install 'rejoinder[demo]'") from missing
-    try:
-        Conversation(gateway, model, _say).show()
-    except OpenAIError as failure:
-        raise DemoError(f"the conversation stopped: {failure}") from failure
+    show(gateway, model, _say)
 
 
 def _gateway(stack: ExitStack, backend: str, port: int) -> str:
@@ -91,8 +86,10 @@ def _gateway(stack: ExitStack, backend: str, port: int) -> str:
 
 
 def served_model(backend: str) -> str:
+    if not backend.startswith(("http://", "https://")):
+        raise DemoError(f"the backend must be an http:// or https:// URL, not {backend!r}")
     try:
-        with urllib.request.urlopen(f"{backend}/v1/models", timeout=5.0) as response:
+        with urllib.request.urlopen(f"{backend}/v1/models", timeout=5.0) as response:  # noqa: S310  # checked above
             return str(json.load(response)["data"][0]["id"])
     except (OSError, ValueError, LookupError) as failure:
         raise DemoError(f"{backend}/v1/models does not name a model: {failure}") from failure

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from openai import NotFoundError, OpenAI
+from openai import NotFoundError, OpenAI, OpenAIError
 from openai.types.responses import Response
 
-from proxy.demo.process import Say
+from proxy.demo.process import DemoError, Say
+
+
+def show(gateway: str, model: str, say: Say) -> None:
+    try:
+        Conversation(gateway, model, say).show()
+    except OpenAIError as failure:
+        raise DemoError(f"the conversation stopped: {failure}") from failure
 
 
 class Conversation:
@@ -28,7 +35,7 @@ class Conversation:
         _type("   ")
         response_id = ""
         stream = self._client.responses.create(
-            model=self._model, input="What is the capital of France?", stream=True, max_output_tokens=60, temperature=0
+            model=self._model, input="What is the capital of France?", stream=True, temperature=0
         )
         for event in stream:
             if event.type == "response.created":
@@ -42,7 +49,7 @@ class Conversation:
     def continued_turn(self, previous: str) -> str:
         self._say(f"\n2. The next turn sends only new words and previous_response_id={previous}")
         response = self._client.responses.create(
-            model=self._model, input="And of Norway?", previous_response_id=previous, max_output_tokens=60,
+            model=self._model, input="And of Norway?", previous_response_id=previous,
             temperature=0,
         )  # fmt: skip
         self._told(response)
@@ -55,7 +62,7 @@ class Conversation:
         for words in ("My name is Ada.", "I live in London.", "What is my name?"):
             self._say(f"   > {words}")
             self._told(self._client.responses.create(
-                model=self._model, input=words, conversation=conversation.id, max_output_tokens=40, temperature=0,
+                model=self._model, input=words, conversation=conversation.id, temperature=0,
             ))  # fmt: skip
         count = len(list(self._client.conversations.items.list(conversation.id)))
         self._say(f"   the conversation now holds {count} items")

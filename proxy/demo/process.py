@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -60,8 +61,15 @@ class Progress:
 
 
 class Child:
-    def __init__(self, name: str, command: Sequence[str], log: Path, *, cwd: Path | None = None,
-                 env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
@@ -77,18 +85,14 @@ class Child:
     def stop(self, patience: float = 15.0) -> None:
         """Asks the child, which stops its own; what is left of the group after that is killed."""
         self._signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            pass
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def wait(self, progress: Progress) -> int:
         while True:
@@ -113,7 +117,7 @@ def run_step(name: str, command: Sequence[str], log: Path, say: Say, *, cwd: Pat
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as response:
+        with urllib.request.urlopen(url, timeout=2.0) as response:  # noqa: S310  # a child's own http:// address
             return bool(response.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False

@@ -83,9 +83,7 @@ class Database:
                 if attempt.committing or not failure.again or not tries:
                     raise failure.error from error
 
-    async def _once(
-        self, engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], attempt: _Attempt
-    ) -> T:
+    async def _once(self, engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], attempt: _Attempt) -> T:
         async with asyncio.timeout(self._limit), engine.connect() as connection:
             result = await work(connection)
             if engine is self.writer:

@@ -24,9 +24,9 @@ ITEM = (t.items.c.id, t.items.c.type, t.items.c.body, t.items.c.call_id)  # the 
 _THIS_RESPONSE = and_(t.responses.c.owner == OWNER, t.responses.c.id == ID)
 _HEAD_COLUMNS = (t.responses.c.id, t.responses.c.status, t.responses.c.created_at, t.responses.c.envelope)
 _HEAD = select(*_HEAD_COLUMNS).where(_THIS_RESPONSE)
-_HEAD_AND_RANGE = select(
-    *_HEAD_COLUMNS, t.responses.c.thread, t.responses.c.output_start, t.responses.c.end_pos
-).where(_THIS_RESPONSE)
+_HEAD_AND_RANGE = select(*_HEAD_COLUMNS, t.responses.c.thread, t.responses.c.output_start, t.responses.c.end_pos).where(
+    _THIS_RESPONSE
+)
 _INPUT_RANGE = select(t.responses.c.thread, t.responses.c.input_start, t.responses.c.output_start).where(_THIS_RESPONSE)
 _EVENTS = select(t.response_events.c.body).where(
     t.response_events.c.owner == OWNER, t.response_events.c.response_id == ID

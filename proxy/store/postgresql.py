@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import asyncpg  # type: ignore[import-untyped]  # it ships no type information
+import asyncpg
 from sqlalchemy import Executable, NullPool, func, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -43,9 +43,7 @@ _MESSAGES = {
 def create(url: str, options: StoreOptions | None = None) -> Store:
     """Makes the store of a URL such as postgresql://user@host:5432/database?sslmode=verify-full."""
     chosen = options or StoreOptions()
-    writer = _engine(
-        url, chosen, pool_size=chosen.pool_size, max_overflow=0, pool_timeout=chosen.acquire_timeout
-    )
+    writer = _engine(url, chosen, pool_size=chosen.pool_size, max_overflow=0, pool_timeout=chosen.acquire_timeout)
     reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     return SqlStore(Database(reader, writer, chosen, explain), partial(_prepare, url), chosen)
 
