@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from proxy.demo import vllm
-from proxy.demo.process import Child, DemoError, Progress, Say, require_free, wait_until_answers
+from proxy.demo.process import Child, DemoError, Progress, Say, require_free, wait_until_answers, write
 
 GATEWAY_LIMIT = 30.0
 
@@ -32,8 +32,7 @@ def run(backend: str | None, port: int, wait: bool) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    write(f"{line}\n")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,11 @@ from pathlib import Path
 TAIL_LINES = 25
 PROGRESS_SECONDS = 5.0
 Say = Callable[[str], None]
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class DemoError(Exception):
