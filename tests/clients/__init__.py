@@ -1,4 +1,4 @@
-"""Real clients against a live gateway; the suites run over the scripted backend here and over a real vLLM in tests/live.
+"""Real clients against a live gateway; the suites run here over the scripted backend, in tests/live over a real vLLM.
 
 A suite module holds the tests; the `test_` modules of both folders take them over by import, each folder's conftest
 saying what stands behind the gateway.

@@ -34,14 +34,20 @@ class City(BaseModel):
 
 
 def ask(client: OpenAI, model: str, **fields: Any) -> Response:
-    response = client.responses.create(**{"model": model, "temperature": 0, "extra_body": SHORT} | fields)
+    wanted: dict[str, Any] = {"model": model, "temperature": 0, "extra_body": SHORT} | fields
+    response = client.responses.create(**wanted)
     assert isinstance(response, Response)
     return response
 
 
 def ask_streamed(client: OpenAI, model: str, **fields: Any) -> list[ResponseStreamEvent]:
-    wanted = {"model": model, "temperature": 0, "extra_body": SHORT, "stream": True} | fields
+    wanted: dict[str, Any] = {"model": model, "temperature": 0, "extra_body": SHORT, "stream": True} | fields
     return list(client.responses.create(**wanted))
+
+
+def text_of(item: Any) -> str:
+    """The text of a message's first part, whichever of the SDK's many item types it is."""
+    return str(item.content[0].text)
 
 
 def given_tokens(response: Response) -> int:
@@ -74,7 +80,8 @@ def test_create_stream(client: OpenAI, model: str) -> None:
         "response.created", "response.in_progress", "response.completed"]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
     assert text == events[-1].response.output_text
     assert text
     assert events[0].response.id == events[-1].response.id
@@ -129,7 +136,8 @@ async def test_cancel_a_running_stream(async_client: AsyncOpenAI, model: str) ->
             if event.type == "response.output_text.delta" and cancelled is None:
                 assert seen[0].type == "response.created"
                 cancelled = await async_client.responses.cancel(seen[0].response.id)
-    assert cancelled is not None and cancelled.status == "cancelled"
+    assert cancelled is not None
+    assert cancelled.status == "cancelled"
     assert not any(event.type == "response.completed" for event in seen)
     assert (await async_client.responses.retrieve(cancelled.id)).status == "cancelled"
 
@@ -156,7 +164,7 @@ def test_input_items(client: OpenAI, model: str) -> None:
     response = ask(client, model, input=[{"role": "user", "content": text} for text in texts])
 
     def read(**query: Any) -> list[str]:
-        return [item.content[0].text for item in client.responses.input_items.list(response.id, **query)]  # type: ignore[union-attr]
+        return [text_of(item) for item in client.responses.input_items.list(response.id, **query)]
 
     assert read(order="asc") == texts
     assert read() == read(order="desc") == texts[::-1]
@@ -165,7 +173,7 @@ def test_input_items(client: OpenAI, model: str) -> None:
     assert (len(page.data), page.has_more) == (2, True)
     assert page.data[1].id is not None
     rest = client.responses.input_items.list(response.id, order="asc", after=page.data[1].id)
-    assert [item.content[0].text for item in rest.data] == texts[2:]  # type: ignore[union-attr]
+    assert [text_of(item) for item in rest.data] == texts[2:]
     again = client.responses.input_items.list(response.id, order="asc")
     assert [item.id for item in again.data][:2] == [item.id for item in page.data]
 

@@ -74,9 +74,10 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def roomy_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with running_scripted_backend("--max-model-len", "200000") as backend:
-        with running_gateway(backend, tmp_path_factory.mktemp("codex-gateway")) as gateway:
-            yield gateway
+    folder = tmp_path_factory.mktemp("codex-gateway")
+    roomy = running_scripted_backend("--max-model-len", "200000")
+    with roomy as backend, running_gateway(backend, folder) as gateway:
+        yield gateway
 
 
 @pytest.fixture

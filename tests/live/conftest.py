@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from proxy.demo import vllm
 from tests.clients.fixtures import async_client, client, gateway, gateway_url, model
+from tests.live.progress import say
 
 __all__ = ["async_client", "client", "gateway", "gateway_url", "model"]
 pytest.register_assert_rewrite("tests.clients.openai_suite", "tests.clients.state_suite", "tests.clients.agents_suite")
-
-
-def say(line: str) -> None:
-    """Past pytest's capture: an installation is long, and silence would look like a hang."""
-    print(line, file=sys.__stderr__, flush=True)  # noqa: T201
 
 
 @pytest.fixture(scope="session")
