@@ -102,6 +102,8 @@ def make_client(backend: configuration.Backend) -> Client:
         idle=pool.idle_seconds,
         wait=pool.wait_seconds,
     )
+    for endpoint in connections.endpoints:
+        endpoint.healthy = backend.vllm is None
     key = backend.credentials.api_key.get_secret_value() if backend.credentials else None
     return Client(
         connections,
@@ -197,8 +199,10 @@ class App:
     def _periodic(self) -> list[Coroutine[Any, Any, None]]:
         work = [self.cancel.watch(), self._sweep()]
         for name, backend in self._blue.gateway.backends.items():
-            if backend.health_check is not None:
-                work.append(_check(self.services.backends[name], backend.health_check))
+            # A vLLM of our own takes minutes to start: it is not ready until it says so.
+            check = backend.health_check or (configuration.HealthCheck(interval_seconds=2) if backend.vllm else None)
+            if check is not None:
+                work.append(_check(self.services.backends[name], check))
         return work
 
     async def _sweep(self) -> None:

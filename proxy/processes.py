@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from multiprocessing.context import SpawnProcess
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from proxy.errors import ConfigError, StoreError
 from proxy.loader import END
 from proxy.store import schema
 from proxy.telemetry import configure_logging
+from proxy.upstream import vllm
 
 log = logging.getLogger("rejoinder.processes")
 
@@ -39,10 +41,16 @@ def run(blue: app.Blueprint, *, migrate: bool) -> None:
         asyncio.run(schema.migrate(blue.store_url))
     for line in summary(blue):
         click.echo(line, err=True)
-    if gateway.workers == 1:
-        _serve(blue, first=True)
-    else:
-        _Supervisor(blue).run()
+    with ExitStack() as stack:
+        for backend in gateway.backends.values():
+            if backend.vllm is not None:
+                child = vllm.Supervisor(backend.vllm)
+                stack.callback(child.stop)  # after the last request has been answered
+                child.start()
+        if gateway.workers == 1:
+            _serve(blue, first=True)
+        else:
+            _Supervisor(blue).run()
 
 
 def summary(blue: app.Blueprint) -> list[str]:
