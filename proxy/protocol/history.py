@@ -34,18 +34,17 @@ def _blank(item: Item) -> bool:
 
 def check_answers(history: Sequence[Item], own: Sequence[Item]) -> None:
     """Raises `InvalidRequest` naming outputs without their call, or calls of the history without their output."""
-    everything = (*history, *own)
-    orphans = items.orphan_outputs(everything)
+    orphans = items.orphan_outputs((*history, *own))
     if orphans:
         raise InvalidRequest(
-            f"No tool call found for {_named('output', orphans)}: replay the full history, or name the response "
-            "that made the call as previous_response_id.",
+            f"No tool call found for {_named('function call output', orphans)}: replay the full history, or name the "
+            "response that made the call as previous_response_id.",
             param="input",
         )
-    waiting = set(items.open_calls(everything))
-    unanswered = [call_id for call_id in items.open_calls(history) if call_id in waiting]
+    answered = {item.call_id for item in own if item.type in items.OUTPUTS}
+    unanswered = [call_id for call_id in items.open_calls(history) if call_id not in answered]
     if unanswered:
-        raise InvalidRequest(f"No tool output found for {_named('call', unanswered)}.", param="input")
+        raise InvalidRequest(f"No tool output found for {_named('function call', unanswered)}.", param="input")
 
 
 def only_outputs(own: Sequence[Item]) -> bool:
@@ -55,4 +54,4 @@ def only_outputs(own: Sequence[Item]) -> bool:
 
 def _named(what: str, call_ids: Sequence[str]) -> str:
     listed = ", ".join(f"'{call_id}'" for call_id in call_ids)
-    return f"function call {what}{'s' if len(call_ids) > 1 else ''} with call_id {listed}"
+    return f"{what}{'s' if len(call_ids) > 1 else ''} with call_id {listed}"
