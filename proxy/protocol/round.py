@@ -87,9 +87,11 @@ class Round:
 
     def observe(self, part: Event | Frames) -> None:
         """Takes note of one part of the stream."""
-        self._latest = part
         if isinstance(part, Frames):
+            self._latest = part
             return
+        if part.sequence_number is not None:  # a comment has none, and must not make the count begin again
+            self._latest = part
         if part.terminal:
             self.terminal = part
         if part.type == "response.output_item.done":
