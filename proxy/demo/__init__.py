@@ -59,7 +59,9 @@ def _show(stack: ExitStack, backend: str, port: int, wait: bool) -> None:
 
 
 def curl(gateway: str, model: str) -> str:
-    body = json.dumps({"model": model, "input": "Say hello."})
+    body = json.dumps(
+        {"model": model, "instructions": "You answer in one short sentence.", "input": "What is the sea?"}
+    )
     return f"curl -s {gateway}/v1/responses -H 'Content-Type: application/json' -d '{body}'"
 
 

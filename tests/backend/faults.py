@@ -30,8 +30,9 @@ def raw(*steps: Step, then: str = "keep") -> Script:
     return run
 
 
-def stream(chunks: Iterable[Step], *, headers: Headers | None = None, then: str = "keep",
-           trailers: Headers | None = None) -> Script:
+def stream(
+    chunks: Iterable[Step], *, headers: Headers | None = None, then: str = "keep", trailers: Headers | None = None
+) -> Script:
     """An event stream of these chunks; `then="keep"` writes the last chunk, `cut` and `reset` do not."""
 
     async def run(exchange: Exchange) -> None:

@@ -79,9 +79,9 @@ def reply_to(body: dict[str, Any]) -> list[Spoken]:
     wanted = last_user_text(items)
     if chosen := forced_tool(body):
         return [Spoken(json.dumps(sample(chosen.get("parameters") or {})), chosen["name"])]
-    if body.get("tools") and body.get("tool_choice", "auto") == "auto" and speaks_last(items):
-        if calls := named_calls(wanted):
-            return calls
+    free = body.get("tools") and body.get("tool_choice", "auto") == "auto" and speaks_last(items)
+    if free and (calls := named_calls(wanted)):
+        return calls
     return [Spoken(message(body, items, wanted))]
 
 

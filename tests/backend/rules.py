@@ -5,11 +5,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
-UNSUPPORTED_ITEMS = frozenset(
-    "mcp_call mcp_list_tools mcp_approval_request mcp_approval_response web_search_call file_search_call "
-    "code_interpreter_call computer_call image_generation_call local_shell_call local_shell_call_output shell_call "
-    "apply_patch_call tool_search_call item_reference compaction compaction_trigger".split()
-)
+UNSUPPORTED_ITEMS = {
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "computer_call",
+    "image_generation_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "apply_patch_call",
+    "tool_search_call",
+    "item_reference",
+    "compaction",
+    "compaction_trigger",
+}
 NULLS = {
     "tools": "{'type': 'list_type', 'loc': 'body.tools', 'msg': 'Input should be a valid list', 'input': 'None'}",
     "tool_choice": "{'type': 'literal_error', 'loc': 'body.tool_choice', 'msg': \"Input should be 'none', 'auto' or "

@@ -72,8 +72,13 @@ def echoed_text(text: Json | None) -> Json | None:
         return None
     form = text.get("format")
     if form and form["type"] == "json_schema":
-        form = {"name": form["name"], "schema": form["schema"], "type": "json_schema",
-                "description": form.get("description"), "strict": form.get("strict")}
+        form = {
+            "name": form["name"],
+            "schema": form["schema"],
+            "type": "json_schema",
+            "description": form.get("description"),
+            "strict": form.get("strict"),
+        }
     return {"format": form, "verbosity": text.get("verbosity")}
 
 

@@ -67,7 +67,7 @@ class Engine:
 
     def _hit(self, prompt: list[str], after: list[str]) -> int:
         """Counts the leading blocks seen before, never the whole prompt; then remembers those of this turn."""
-        keys = [hash(tuple(after[: end])) for end in range(BLOCK, len(after) + 1, BLOCK)]
+        keys = [hash(tuple(after[:end])) for end in range(BLOCK, len(after) + 1, BLOCK)]
         full = keys[: (len(prompt) - 1) // BLOCK]
         hits = next((number for number, key in enumerate(full) if key not in self.cached), len(full))
         self.cached.update(keys)
