@@ -1,13 +1,14 @@
 """Rebuilds the history that a turn continues, so that a backend without memory can answer it.
 
 By `previous_response_id`, by `conversation`, by the calls that tool outputs answer, or by `item_reference`. The names
-themselves go no further; `previous_response_id` is put back into what the client sees.
+themselves go no further; they are put back into what the client sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from pydantic import Field
 
@@ -52,6 +53,9 @@ class Config(Model):
     lease_seconds: float = Field(
         30, ge=3, description="How long a conversation stays locked after the worker that held it died."
     )
+    continue_from: tuple[Literal["completed", "incomplete"], ...] = Field(
+        ("completed",), description="The statuses that a response may have to be continued by previous_response_id."
+    )
     max_history_items: int = Field(100_000, ge=1, description="Items beyond which a history is not replayed (400).")
 
 
@@ -76,15 +80,15 @@ class Rehydrate:
         draft = turn.draft or Draft(keep=False, session="")
         conversation = _conversation(turn.body)
         if conversation is not None:
+            named = {"conversation": jsonbytes.encode({"id": conversation})}
             async with self._conversation(turn, draft, conversation):
-                await call_next(await self._continue(turn, draft), send)
+                await call_next(await self._continue(turn, draft), _restoring(send, named))
             return
         previous = _previous(turn.body)
         if previous is not None:
             draft.history = await self._previous(turn, previous)
-            await call_next(
-                await self._continue(turn, draft), _restoring(send, turn.body.fields["previous_response_id"])
-            )
+            named = {"previous_response_id": turn.body.fields["previous_response_id"]}
+            await call_next(await self._continue(turn, draft), _restoring(send, named))
             return
         await call_next(await self._without_selector(turn, draft), send)
 
@@ -112,7 +116,7 @@ class Rehydrate:
         history = await store.history(turn.owner, response_id) if head is not None else None
         if head is None or history is None:
             raise errors.PreviousResponseNotFound(f"Previous response with id '{response_id}' not found.")
-        if head.status != "completed":
+        if head.status not in self._config.continue_from:
             raise errors.NotContinuable(f"cannot continue from response with status '{head.status}'")
         return history
 
@@ -199,16 +203,16 @@ def _conversation(body: Body) -> str | None:
     return text
 
 
-def _restoring(send: Send, previous: bytes) -> Send:
-    """A `send` that puts `previous_response_id` back into every response object that passes."""
+def _restoring(send: Send, named: jsonbytes.Fields) -> Send:
+    """A `send` that puts what the turn named back into every response object that passes."""
 
     async def restore(message: Message) -> None:
         match message:
             case Event() if message.type in LIFECYCLE and "response" in message.fields:
-                response = jsonbytes.with_members(message.fields["response"], {"previous_response_id": previous})
+                response = jsonbytes.with_members(message.fields["response"], named)
                 message = encode(message.type, jsonbytes.join_object({**message.fields, "response": response}))
             case Answer() if _restorable(message):
-                body = jsonbytes.with_members(message.body, {"previous_response_id": previous})
+                body = jsonbytes.with_members(message.body, named)
                 message = Answer(message.status, message.reason, message.headers, body)
         await send(message)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.backend import ScriptedVLLM, faults
-from tests.integration.gateway import OWNERS, Gateway, running
+from tests.integration.gateway import OWNERS, Gateway, chain, running
 
 
 def sent(gateway: Gateway) -> dict[str, Any]:
@@ -342,3 +342,24 @@ async def test_parallel_turns_of_a_conversation_queue(both: Gateway) -> None:
     assert [item["role"] for item in items] == ["user", "assistant"] * 8
     lengths = sorted(len(json.loads(turn.body)["input"]) for turn in both.backend.turns)
     assert lengths == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+async def test_a_conversation_is_named_in_the_response(both: Gateway) -> None:
+    id_ = (await both.ask("POST", "/v1/conversations", b"{}")).json["id"]
+    answer = await both.create(input="one", conversation=id_)
+    assert answer.json["conversation"] == {"id": id_}
+    stream = await both.create(input="two", conversation={"id": id_}, stream=True)
+    named = [event["response"]["conversation"] for event in stream.events if "response" in event]
+    assert named == [{"id": id_}] * 3
+    stored = await both.ask("GET", f"/v1/responses/{stream.final['response']['id']}")
+    assert stored.json["conversation"] == {"id": id_}
+
+
+async def test_incomplete_responses_continue_where_that_is_allowed(backend: ScriptedVLLM, store_url: str) -> None:
+    async with running(backend, store_url, **chain(rehydrate={"continue_from": ["completed", "incomplete"]})) as gateway:
+        first = await gateway.create(input="one")
+        cut = await gateway.create(input="two three four", previous_response_id=first.json["id"], max_output_tokens=2)
+        assert cut.json["status"] == "incomplete"
+        for text in ("one way", "another way"):
+            answer = await gateway.create(input=text, previous_response_id=cut.json["id"])
+            assert (answer.status, len(sent(gateway)["input"])) == (200, 5)
