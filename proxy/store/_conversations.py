@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from proxy.errors import StoreConflict
 from proxy.store import Conversation, DuplicateItem, History, Item, Lease, Owner, Page, PageQuery
 from proxy.store import _tables as t
-from proxy.store._clock import now
+from proxy.store._clock import Now
 from proxy.store._delete import LOCK_THREAD, trim
 from proxy.store._plan import item_row, new_thread_id
 from proxy.store._read import CONVERSATION_PAGES, ID, ITEM, OWNER, THREAD, history_at
@@ -71,7 +71,7 @@ _ANCHOR = (
 
 _TOKEN: BindParameter[str] = bindparam("by_token")
 _MINE = t.conversations.c.lease_token == _TOKEN
-_FREE = or_(t.conversations.c.lease_token.is_(None), t.conversations.c.lease_expires < now(), _MINE)
+_FREE = or_(t.conversations.c.lease_token.is_(None), t.conversations.c.lease_expires < Now(), _MINE)
 
 
 def _update(where: ColumnElement[bool], **values: Any) -> Update:
@@ -79,7 +79,7 @@ def _update(where: ColumnElement[bool], **values: Any) -> Update:
 
 
 _UPDATE = update(t.conversations).where(_THIS).values(metadata=bindparam("new_metadata"))
-_UNTIL = now() + bindparam("ttl", type_=t.conversations.c.lease_expires.type)
+_UNTIL = Now() + bindparam("ttl", type_=t.conversations.c.lease_expires.type)
 _ACQUIRE = _update(_FREE, lease_token=_TOKEN, lease_expires=_UNTIL)
 _RENEW = _update(_MINE, lease_expires=_UNTIL)
 _RELEASE = _update(_MINE, lease_token=None, lease_expires=None)

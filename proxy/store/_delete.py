@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.store import Owner
 from proxy.store import _tables as t
-from proxy.store._clock import now, sweeper_lock
+from proxy.store._clock import Now, SweeperLock
 from proxy.store._read import ID, OWNER, THREAD
 
 # A cancel request that no worker has found after this many seconds concerns a response that nobody runs.
@@ -47,7 +47,7 @@ _DROP_THREAD = delete(t.threads).where(_THIS_THREAD)
 
 _EXPIRED = (
     select(t.responses.c.owner, t.responses.c.id, t.responses.c.thread)
-    .where(t.responses.c.expires_at <= now())
+    .where(t.responses.c.expires_at <= Now())
     .order_by(t.responses.c.expires_at)
     .limit(bindparam("limit"))
 )
@@ -57,7 +57,7 @@ _LOCK_THREADS = (
     .order_by(t.threads.c.owner, t.threads.c.id.desc())
     .with_for_update()
 )
-_DROP_CANCELS = delete(t.cancels).where(t.cancels.c.at < now() - _CANCEL_KEPT)
+_DROP_CANCELS = delete(t.cancels).where(t.cancels.c.at < Now() - _CANCEL_KEPT)
 
 
 async def delete_response(connection: AsyncConnection, owner: Owner, response_id: str) -> bool:
@@ -111,7 +111,7 @@ async def _trim_one(connection: AsyncConnection, owner: Owner, thread: int) -> i
 
 async def sweep(connection: AsyncConnection, limit: int) -> int:
     """Removes expired responses, while no other worker does."""
-    if not await connection.scalar(select(sweeper_lock())):
+    if not await connection.scalar(select(SweeperLock())):
         return 0
     await connection.execute(_DROP_CANCELS)
     expired = (await connection.execute(_EXPIRED, {"limit": limit})).all()

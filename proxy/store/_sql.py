@@ -32,7 +32,7 @@ from proxy.store import (
     _read,
 )
 from proxy.store import _tables as t
-from proxy.store._clock import now
+from proxy.store._clock import Now
 from proxy.store._database import Database, Rejected
 from proxy.store._group import Grouper
 from proxy.store._plan import Entry
@@ -43,8 +43,8 @@ _COMPRESSION_LEVEL = 3
 _INLINE_BYTES = 64 * 1024  # a longer log is compressed in a thread: the event loop has other streams to serve
 
 _WITHDRAW = delete(t.cancels).where(t.cancels.c.owner == bindparam("o"), t.cancels.c.response_id == bindparam("r"))
-_REQUEST = insert(t.cancels).values(owner=bindparam("o"), response_id=bindparam("r"), at=now())
-_REQUESTS = select(t.cancels.c.owner, t.cancels.c.response_id).where(t.cancels.c.at >= now() - bindparam("since"))
+_REQUEST = insert(t.cancels).values(owner=bindparam("o"), response_id=bindparam("r"), at=Now())
+_REQUESTS = select(t.cancels.c.owner, t.cancels.c.response_id).where(t.cancels.c.at >= Now() - bindparam("since"))
 
 
 class SqlStore:

@@ -31,7 +31,8 @@ async def test_bytes_are_kept_exactly(store: SqlStore) -> None:
     odd = item(body=b'{"n":1.50e+1,"s":"\\u00e9\x00\xff"}')
     await store.save(turn("resp_1", input=(odd,)))
     history = await store.history(ALICE, "resp_1")
-    assert history is not None and history.items[0] == odd
+    assert history is not None
+    assert history.items[0] == odd
 
 
 async def test_nothing_is_found_under_another_owner_or_id(store: SqlStore) -> None:
@@ -54,7 +55,8 @@ async def test_two_owners_may_have_the_same_ids(store: SqlStore) -> None:
     await store.save(theirs)
     assert await store.delete_response(ALICE, "resp_1")
     found = await store.response(BOB, "resp_1")
-    assert found is not None and found.output == theirs.output
+    assert found is not None
+    assert found.output == theirs.output
     assert await rows(store, ALICE) == {}
 
 
@@ -87,9 +89,13 @@ async def test_a_failed_turn_can_be_read_and_does_not_move_the_chain(store: SqlS
     expected = [one.id for one in first.input + first.output + good.input + good.output]
     assert await ids(store, "resp_3") == expected
     found = await store.response(ALICE, "resp_2")
-    assert found is not None and found.head.status == "failed" and found.output == cut.output
+    assert found is not None
+    assert found.head.status == "failed"
+    assert found.output == cut.output
     after = await store.history(ALICE, "resp_3")
-    assert history is not None and after is not None and after.anchor.thread == history.anchor.thread
+    assert history is not None
+    assert after is not None
+    assert after.anchor.thread == history.anchor.thread
 
 
 async def test_a_turn_without_items_can_be_continued(store: SqlStore) -> None:
@@ -105,10 +111,12 @@ async def test_the_session_token_follows_the_newest_turn(store: SqlStore) -> Non
     await store.save(turn("resp_2", history, session_token="two"))
     await store.save(turn("resp_3", await store.history(ALICE, "resp_2")))
     after = await store.history(ALICE, "resp_3")
-    assert after is not None and (after.session, after.session_token) == ("session", "two")
+    assert after is not None
+    assert (after.session, after.session_token) == ("session", "two")
     await store.save(turn("fork", history))
     fork = await store.history(ALICE, "fork")
-    assert fork is not None and (fork.session, fork.session_token) == ("session", "one")
+    assert fork is not None
+    assert (fork.session, fork.session_token) == ("session", "one")
 
 
 async def test_input_items_are_the_response_own_and_paged(store: SqlStore) -> None:
@@ -135,7 +143,8 @@ async def test_an_id_repeated_within_a_turn_is_replaced_and_the_bytes_kept(store
     page = await store.input_items(ALICE, "resp_1", PageQuery(order="asc"))
     assert page is not None
     assert page.items[0] == same
-    assert page.items[1].id.startswith("msg_") and page.items[1].id != same.id
+    assert page.items[1].id.startswith("msg_")
+    assert page.items[1].id != same.id
     assert {one.body for one in page.items} == {same.body}
     following = await store.input_items(ALICE, "resp_1", PageQuery(order="asc", after=page.items[0].id))
     assert following == Page(page.items[1:], has_more=False)
@@ -151,9 +160,11 @@ async def test_replayed_items_are_stored_any_number_of_times(store: SqlStore, ti
             record = await saved(store, turn(f"resp_{number}", history, owner=owner, input=(*seen, item())))
             seen = record.input + record.output
         page = await store.input_items(owner, f"resp_{times}", PageQuery(limit=100, order="asc"))
-        assert page is not None and page.items == record.input
+        assert page is not None
+        assert page.items == record.input
         after = await store.input_items(owner, f"resp_{times}", PageQuery(order="asc", after=record.input[0].id))
-        assert after is not None and after.items == record.input[1:]
+        assert after is not None
+        assert after.items == record.input[1:]
 
 
 async def test_the_newest_item_of_an_id_is_found(store: SqlStore) -> None:
@@ -213,7 +224,8 @@ async def test_a_sweep_takes_what_has_expired_and_no_more_than_asked(store: SqlS
     await store.save(turn("", history, response=expiring(5, 4e9)))
     await store.save(turn("", None, response=expiring(6, None)))
     assert await store.sweep(3) == 3
-    assert await store.head(ALICE, "resp_2") is None and await store.head(ALICE, "resp_3") is not None
+    assert await store.head(ALICE, "resp_2") is None
+    assert await store.head(ALICE, "resp_3") is not None
     assert await store.sweep(3) == 2
     assert await store.sweep(3) == 0
     assert len(await ids(store, "resp_5") or []) == 12
@@ -232,3 +244,19 @@ async def test_cancel_requests_are_left_for_all_workers(store: SqlStore) -> None
 
 async def test_ping(store: SqlStore) -> None:
     await store.ping()
+
+
+async def test_a_thread_is_cut_back_to_its_furthest_fork(store: SqlStore) -> None:
+    turns = await chain(store, 4)
+    for number in (0, 2):
+        await store.save(turn(f"branch_{number}", await store.history(ALICE, f"resp_{number}")))
+    for number in range(4):
+        await store.delete_response(ALICE, f"resp_{number}")
+    expected = [one.id for record in turns[:3] for one in record.input + record.output]
+    assert (await ids(store, "branch_2") or [])[:-2] == expected
+    assert (await ids(store, "branch_0") or [])[:-2] == expected[:2]
+    assert (await rows(store))["items"] == 6 + 4
+    await store.delete_response(ALICE, "branch_2")
+    assert (await rows(store))["items"] == 2 + 2
+    await store.delete_response(ALICE, "branch_0")
+    assert await rows(store) == {}

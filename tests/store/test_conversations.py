@@ -142,7 +142,8 @@ async def test_a_stored_response_keeps_its_item_that_the_conversation_lost(store
     assert await store.conversation_item(ALICE, "conv_1", record.output[0].id) is None
     assert await conversation_ids(store) == [record.input[0].id]
     found = await store.response(ALICE, "resp_1")
-    assert found is not None and found.output == record.output
+    assert found is not None
+    assert found.output == record.output
     assert record.output[0].id not in (await ids(store, "resp_2") or [])
     for response_id in ("resp_1", "resp_2"):
         assert await store.delete_response(ALICE, response_id)

@@ -67,5 +67,6 @@ async def test_the_reads_by_id_use_an_index(store: SqlStore) -> None:
         for statement in seen:
             values = tuple("x" for _ in range(statement.count("?")))
             plan = (await connection.exec_driver_sql(explain + statement, values)).all()
-            scans = [row[3] for row in plan if row[3].startswith("SCAN") and row[3].split()[1] in t.metadata.tables]
+            steps = [str(row[-1]).split() for row in plan]
+            scans = [step for step in steps if step[0] == "SCAN" and step[1] in t.metadata.tables]
             assert not scans, statement
