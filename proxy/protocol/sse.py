@@ -74,6 +74,8 @@ def _last_border(data: bytes) -> int:
 
 def split(block: bytes) -> list[Frames | Event]:
     """Whole frames, as runs of deltas and single other frames."""
+    if b"\r" not in block:
+        return _split_lf(block)
     found: list[Frames | Event] = []
     at, size = 0, len(block)
     while at < size:
@@ -86,6 +88,34 @@ def split(block: bytes) -> list[Frames | Event]:
             found.append(event(block[at:end]))
         at = end
     return found
+
+
+def _split_lf(block: bytes) -> list[Frames | Event]:
+    """The same for the common case of LF alone, by plain searches: this is the hottest loop there is."""
+    found: list[Frames | Event] = []
+    at, size = 0, len(block)
+    while at < size:
+        line = _delta_at(block, at)
+        if line is None:
+            end = _frame_end(block, at)
+            found.append(event(block[at:end]))
+        else:
+            end = _run_end(block, line[0], line.end() - 1)
+            found.append(Frames(block[at:end]))
+        at = end
+    return found
+
+
+def _run_end(block: bytes, line: bytes, at: int) -> int:
+    """Where a run of frames ends that all begin with the same line; `at` is that line's end in the first of them.
+
+    The line's own newline may be the first half of the blank line: a delta without data.
+    """
+    find, starts = block.find, block.startswith
+    end = find(b"\n\n", at) + 2
+    while end > 1 and starts(line, end):
+        end = find(b"\n\n", end + len(line) - 1) + 2
+    return end if end > 1 else len(block)
 
 
 def frames(block: bytes) -> list[Event]:
@@ -109,5 +139,8 @@ def _frame_end(block: bytes, at: int) -> int:
     start = at
     while start < len(block) and block[start] in b"\r\n":
         start += 1
+    if b"\r" not in block:
+        end = block.find(b"\n\n", start)
+        return end + 2 if end >= 0 else len(block)
     border = _BORDER.search(block, start)
     return border.end() if border else len(block)
