@@ -6,10 +6,12 @@ that was released must not be lost with the power.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from functools import partial
 from typing import Any
 
+import aiosqlite
 from sqlalchemy import URL, Connection, Executable, NullPool, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -20,6 +22,7 @@ from proxy.store._database import Database, Failure, Rejected
 from proxy.store._sql import SqlStore
 from proxy.store.options import StoreOptions
 
+_SETTINGS = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")
 _DAMAGED = "The state store's file is damaged."
 _MESSAGES = {
     sqlite3.SQLITE_FULL: "The state store's disk is full; nothing was stored.",
@@ -72,20 +75,27 @@ def _engine(path: str, options: StoreOptions, begin: str, **pool: Any) -> AsyncE
         pool |= {"max_overflow": 0, "pool_timeout": options.acquire_timeout}
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
-        connect_args={"timeout": options.busy_timeout, "isolation_level": None},
+        connect_args={"timeout": options.busy_timeout, "isolation_level": None, "async_creator_fn": _connect},
         hide_parameters=True,
         **pool,
     )
-    event.listen(engine.sync_engine, "connect", _set_up)
     event.listen(engine.sync_engine, "begin", partial(_begin, begin))
     return engine
 
 
-def _set_up(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
+async def _connect(path: str, **settings: Any) -> aiosqlite.Connection:
+    """Connects; where that fails, its thread ends before the error shows, so that none speaks to a closed loop."""
+    connection = aiosqlite.connect(path, **settings)
+    connection._thread.daemon = True  # as SQLAlchemy sets it, so that a hung disk cannot hold up the process's end
+    try:
+        await connection
+        for statement in _SETTINGS:
+            await connection.execute(statement)
+    except BaseException:
+        await connection.close()
+        await asyncio.to_thread(connection._thread.join)
+        raise
+    return connection
 
 
 def _begin(statement: str, connection: Connection) -> None:
