@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def flat(parts: Sequence[Frames | Event]) -> list[bytes]:
 
 def cut(stream: bytes, *places: int) -> list[bytes]:
     borders = [0, *sorted(places), len(stream)]
-    return [stream[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [stream[a:b] for a, b in pairwise(borders)]
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["LF", "CRLF", "CR"])
