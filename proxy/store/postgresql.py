@@ -34,6 +34,7 @@ _UNDONE = {"40001", "40P01"}
 _FULL = "53100"
 _MESSAGES = {
     "25": "The state store is read-only.",
+    "26": "The state store is behind a pooler that needs prepared_statements: false.",
     "28": "The state store refused the credentials.",
     "3D": "The state store's database does not exist.",
     "42": "The state store's schema is not the expected one.",
