@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -15,6 +16,9 @@ from proxy.errors import ConfigError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_SHOULD = re.compile(r"\A(Value error, |\w+ should(?= ))")
+_PYTHONIC = {"a valid tuple": "a list", "a valid dictionary": "a mapping", " after validation": ""}
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -60,10 +64,8 @@ def validated(model: type[ModelT], data: object, where: str) -> ModelT:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [
-            f"{where}: {_explain(entry, data, model)}"
-            for entry in error.errors(include_url=False, include_context=True)
-        ]
+        entries = error.errors(include_url=False)
+        lines = [f"{where}: {_explain(entry, data, model)}" for entry in entries if not _follows(entry, entries)]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -93,6 +95,14 @@ def _file(path: str, where: str) -> str:
         raise ConfigError(f"{where}: cannot read {path}: {error}") from error
 
 
+def _follows(entry: Any, entries: Sequence[Any]) -> bool:
+    # A list whose one element is wrong is also said to be too short.
+    size = len(entry["loc"])
+    return entry["type"] == "too_short" and any(
+        other["loc"][:size] == entry["loc"] and len(other["loc"]) > size for other in entries
+    )
+
+
 def _explain(entry: Any, data: object, model: type[BaseModel]) -> str:
     place = _spelled(entry["loc"])
     if entry["type"] == "extra_forbidden":
@@ -100,10 +110,24 @@ def _explain(entry: Any, data: object, model: type[BaseModel]) -> str:
         return f"{place}: unknown key; known: {', '.join(known.model_fields) if known else 'none'}"
     if entry["type"] == "missing":
         return f"{place}: is missing"
-    message = entry["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    if entry["type"] == "model_type":  # its value is not shown: what stands there may be a secret
+        known = _model_at(model, entry["loc"])
+        return f"{place}: must be a mapping; known keys: {', '.join(known.model_fields) if known else 'none'}"
+    message = _message(entry["msg"])
     value = _value_at(data, entry["loc"])
-    shown = f": {value!r}" if isinstance(value, str | int | float | bool) and not _secret(entry["loc"]) else ""
+    shown = f": {_shown(value)}" if isinstance(value, str | int | float | bool) and not _secret(entry["loc"]) else ""
     return f"{place}{shown}: {message}" if place else message
+
+
+def _message(text: str) -> str:
+    text = _SHOULD.sub(lambda match: "must" if match[1].endswith("should") else "", text)
+    for long, short in _PYTHONIC.items():
+        text = text.replace(long, short)
+    return text
+
+
+def _shown(value: str | float | bool) -> str:
+    return _CREDENTIALS.sub("//***@", repr(value))
 
 
 def _spelled(loc: tuple[str | int, ...]) -> str:
