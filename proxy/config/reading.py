@@ -35,10 +35,17 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: {_broken(error)}") from None
     if not isinstance(data or {}, dict):
         raise ConfigError(f"{path}: must be a mapping; known keys: {', '.join(Gateway.model_fields)}")
     return data or {}
+
+
+def _broken(error: yaml.YAMLError) -> str:
+    # Not the error's own text: it quotes the line, and a secret may stand there.
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"{place}not valid YAML: {problem or type(error).__name__}"
 
 
 class _Loader(yaml.SafeLoader):
