@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import click
 import uvloop
+from prometheus_client import multiprocess
 
 from proxy import app
 from proxy.config import Gateway
@@ -143,6 +144,7 @@ class _Supervisor:
             if process.is_alive():
                 continue
             process.join()
+            multiprocess.mark_process_dead(process.pid)  # type: ignore[no-untyped-call]  # untyped in prometheus_client
             del self._workers[index]
             if not self._stopping:
                 self._due[index] = time.monotonic() + self._pause(index, time.monotonic() - began)
