@@ -106,7 +106,9 @@ def test_every_mistake_is_a_line_with_its_path(written: Any, text: str, lines: l
         ("store:\n  url: a\n  url: b\n", "'url' is there twice"),
         ("- a\n", "must be a mapping; known keys: listeners, chains, backends"),
         ("just text", "must be a mapping"),
-        ("a: [", "not valid YAML"),
+        ("a: [", "FILE: line 1, column 5: not valid YAML: "),
+        ("a: 1\nb: 2: 3\n", "FILE: line 2, column 5: not valid YAML: mapping values are not allowed here"),
+        ("a: '\x01'\n", "not valid YAML"),
         ("a: \t1\n\tb: 2", "not valid YAML"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
         (b"a: \xff", "can't decode"),
@@ -120,7 +122,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     assert "No such file" in told(tmp_path / "gone.yaml")
 
 
-SECRET = "s3cret-hunter2"  # noqa: S105
+SECRET = "s3cret-hunter2"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,8 @@ SECRET = "s3cret-hunter2"  # noqa: S105
         f"backends: {{main: {{endpoints: ['http://u:{SECRET}@a?x']}}}}",
         f"backends: {{main: {{endpoints: 'http://u:{SECRET}@a'}}}}",
         f"{GOOD}store: {SECRET}\n",
+        f"{GOOD}store: {{url: {SECRET}: x}}\n",
+        f"{GOOD}store: [{SECRET}\n",
         f"{GOOD}store: {{url: ['postgresql://u:{SECRET}@h/db']}}\n",
         f"{GOOD}store: 'postgresql://u:{SECRET}@h/db'\n",
     ],
