@@ -144,7 +144,7 @@ async def test_a_stream_that_breaks_ends_with_response_failed(services: Services
     assert failed.sequence_number == 7
     told = json.loads(failed.fields["response"])
     assert (told["id"], told["status"]) == ("resp_1", "failed")
-    assert told["error"] == {"code": error.code, "message": error.message}
+    assert told["error"] == {"code": "server_error", "message": error.message}
     assert said("Hi") in failed.raw
     assert played.error is None
 

@@ -12,6 +12,7 @@ import pytest
 
 from proxy import errors
 from proxy.protocol.events import Answer, Event, Frames, Head
+from proxy.protocol.headers import Headers
 from proxy.protocol.records import PageQuery, TurnRecord
 from proxy.protocol.turn import Operation
 from proxy.services import Services
@@ -20,6 +21,7 @@ from tests.filters.conftest import NOW
 from tests.filters.stage import ANN, Stage, user
 from tests.playbook import (
     JSON,
+    SSE,
     Played,
     answer,
     called,
@@ -169,6 +171,18 @@ async def test_a_200_that_is_no_response_is_502_and_not_passed_off_as_stored(sta
         assert played.heard == []
 
 
+async def test_an_answer_that_cannot_be_read_is_not_passed_off_as_stored(stage: Stage):
+    packed: Headers = (*JSON, (b"Content-Encoding", b"gzip"))
+    for unreadable in (
+        Answer(200, b"OK", packed, response("resp_1")),
+        Answer(200, b"OK", (*JSON, (b"Content-Encoding", b"br")), response("resp_1")),
+        Head(200, b"OK", (*SSE, (b"Content-Encoding", b"gzip"))),
+    ):
+        played = await stage.turn({"input": "one"}, unreadable)
+        assert isinstance(played.error, errors.UpstreamProtocol)
+        assert played.heard == []
+
+
 @pytest.mark.parametrize(("days", "expires"), [(30, NOW + 30 * 86_400), (None, None), (0.5, NOW + 43_200)])
 async def test_a_response_is_kept_as_long_as_it_is_said(
     open_stage: Callable[..., Stage], watched: Watched, days: float | None, expires: float | None
@@ -269,7 +283,7 @@ async def test_a_stream_that_breaks_is_stored_as_failed_with_what_was_done(stage
     stored = await stage.store.response(ANN, "resp_1")
     assert stored is not None
     assert stored.head.status == "failed"
-    assert json.loads(stored.head.envelope)["error"] == {"code": cut.code, "message": cut.message}
+    assert json.loads(stored.head.envelope)["error"] == {"code": "server_error", "message": cut.message}
     assert [item.body for item in stored.output] == [said("x")]
 
 
