@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, get_args
+import json
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from proxy.config import Gateway
 from proxy.loader import END, PACKAGE, EndConfig, config_of, filter_names
+
+_WORDS = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    Path: "path",
+    SecretStr: "secret string",
+    NoneType: "null",
+}
+_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -82,25 +95,28 @@ def _many(annotation: Any) -> str:
 
 
 def _type(info: FieldInfo) -> str:
-    text = (
-        str(info.annotation)
-        if get_args(info.annotation)
-        else getattr(info.annotation, "__name__", str(info.annotation))
-    )
-    for long, short in (
-        ("typing.", ""),
-        ("proxy.config.shape.", ""),
-        ("pathlib.", ""),
-        ("pydantic.types.", ""),
-        (" | ", " or "),
-    ):
-        text = text.replace(long, short)
-    return (
-        text.replace("|", "or")
-        .replace("SecretStr", "secret string")
-        .replace("NoneType", "null")
-        .replace("None", "null")
-    )
+    return ", ".join([_spelled(info.annotation), *_bounds(info)])
+
+
+def _spelled(kind: Any) -> str:
+    """A type in the words of YAML."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is None:
+        return "mapping" if issubclass(kind, BaseModel) else _WORDS[kind]
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin is tuple:
+        return f"list of {_spelled(inner[0])}"
+    if origin is dict:
+        return f"mapping of name to {_spelled(inner[1])}"
+    return " or ".join(_spelled(each) for each in (inner[:1] if origin is Annotated else inner))
+
+
+def _bounds(info: FieldInfo) -> list[str]:
+    found = []
+    for constraint in info.metadata:
+        found += [f"{sign} {getattr(constraint, name):g}" for name, sign in _SIGNS.items() if hasattr(constraint, name)]
+    return found
 
 
 def _default(info: FieldInfo) -> str:
@@ -111,6 +127,6 @@ def _default(info: FieldInfo) -> str:
         value = value.get_secret_value()
     if isinstance(value, BaseModel) or (isinstance(value, tuple) and value and isinstance(value[0], BaseModel)):
         return "see below"
-    if value is PydanticUndefined or value in ({}, ()):
+    if value in ({}, ()):
         return "none"
-    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
