@@ -32,6 +32,13 @@ from proxy.upstream.pool import Endpoint, Pool
 
 log = logging.getLogger("rejoinder")
 
+# Clients such as Codex send headers of many kilobytes.
+_WIRE: dict[str, Any] = {
+    "auto_decompress": False,
+    "access_log": None,
+    "max_line_size": 65_536,
+    "max_field_size": 65_536,
+}
 _GRACE = 30.0  # seconds for requests in flight when the process is asked to stop
 
 
@@ -184,7 +191,7 @@ class App:
 
     async def _serve(self, stack: AsyncExitStack, handler: Any, address: str, tls: ssl.SSLContext | None) -> None:
         # A silent backend must not outlive its client: handlers are cancelled when the connection goes.
-        server = Server(handler, handler_cancellation=True, auto_decompress=False, access_log=None)
+        server = Server(handler, handler_cancellation=True, **_WIRE)
         runner = web.ServerRunner(server, shutdown_timeout=_GRACE)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

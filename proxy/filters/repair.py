@@ -27,7 +27,7 @@ class Config(Model):
     null_fields: bool = Field(True, description="Drop explicit nulls from the request where vLLM refuses them.")
     incomplete_status: bool = Field(
         True,
-        description="Turn a response.completed with the status incomplete into response.incomplete; mark its last item.",
+        description="Make response.incomplete of a response.completed that carries that status; mark its last item.",
     )
     context_length: bool = Field(True, description="Give a context overflow the code context_length_exceeded.")
     missing_terminal: bool = Field(
@@ -83,7 +83,7 @@ class _Mender:
         if not self._config.missing_terminal or self._round.terminal is not None:
             raise error
         try:
-            event = self._round.failed(error.code or error.type, error.message)
+            event = self._round.failed(error.type, error.message)
         except NoResponse:
             raise error from None
         REPAIRS.labels("missing_terminal").inc()

@@ -16,7 +16,8 @@ from proxy import errors
 from proxy.chain import Next, Send
 from proxy.config import Model
 from proxy.protocol import headers as http
-from proxy.protocol import items, jsonbytes
+from proxy.protocol import items, jsonbytes, mending
+from proxy.protocol.encodings import decoded
 from proxy.protocol.events import Answer, Event, Frames, Head, Message
 from proxy.protocol.records import NewResponse, TurnRecord
 from proxy.protocol.round import NoResponse, Outcome, Round, outcome, terminal_response
@@ -27,6 +28,8 @@ from proxy.telemetry import STORE_SKIPPED
 AFTER = frozenset({"owner", "validate"})
 
 log = logging.getLogger("rejoinder.response_store")
+
+_MAX_DECODED = 64 * 1024 * 1024  # bytes of an answer that came encoded
 
 
 class Config(Model):
@@ -103,6 +106,7 @@ class _Keeper:
                 await self._event(message)
             case Head():
                 self._head(message.headers)
+                _refuse_unreadable(message)
             case Answer():
                 self._head(message.headers)
                 await self._answer(message)
@@ -127,7 +131,7 @@ class _Keeper:
             return
         self._note(event)
         if event.terminal:
-            response = terminal_response(event)
+            response = terminal_response(mending.failed_for(event, self._round) if event.type == "error" else event)
             if response is not None:
                 await self._save(response, self._folded())
         elif self._run is None and self._round.response is not None:
@@ -143,7 +147,7 @@ class _Keeper:
     async def _answer(self, answer: Answer) -> None:
         if not 200 <= answer.status < 300:
             return
-        await self._save(answer.body, ())
+        await self._save(_readable(answer), ())
 
     def _folded(self) -> tuple[bytes, ...]:
         return tuple(self._round.items())
@@ -204,13 +208,28 @@ class _Keeper:
         """Stores the response that an error ended, if it had begun; the error itself is on its way to the client."""
         if self._draft.saved or self._round.response is None or isinstance(error, errors.StoreError):
             return
-        event = self._round.failed(error.code or error.type, error.message)
+        event = self._round.failed(error.type, error.message)
         self._log = None
         await self._save(event.fields["response"], ())
 
     async def _end(self, type_: str, status: str, changes: jsonbytes.Fields) -> None:
         event = self._round.ended(type_, status, changes)
         await self._receive(event)
+
+
+def _refuse_unreadable(head: Head) -> None:
+    # Such a stream would reach the client with its completion unseen, and so unstored.
+    if 200 <= head.status < 300 and not head.events and http.media_type(head.headers) == b"text/event-stream":
+        raise errors.UpstreamProtocol("The backend encoded its event stream although it was not asked to.")
+
+
+def _readable(answer: Answer) -> bytes:
+    """The answer's body without its encoding; what the client gets stays encoded."""
+    encoding = (http.get(answer.headers, b"content-encoding") or b"identity").strip().lower()
+    try:
+        return decoded(answer.body, encoding, _MAX_DECODED)
+    except ValueError as error:
+        raise errors.UpstreamProtocol(f"The backend's answer cannot be decoded: {error}") from error
 
 
 def _uncancel() -> None:

@@ -114,10 +114,13 @@ class Conversations:
         taken = {item.id for item in sent if item.type != _REFERENCE}
         items = []
         for item in sent:
-            if item.type == _REFERENCE:
-                item = await self._referred(known.get(item.id) or _missing(item.id), owner, conversation_id, taken)
-                taken.add(item.id)
-            items.append(item)
+            if item.type != _REFERENCE:
+                items.append(item)
+                continue
+            found = known.get(item.id) or _missing(item.id)
+            referred = await self._referred(found, owner, conversation_id, taken)
+            taken.add(referred.id)
+            items.append(referred)
         return items
 
     async def _referred(self, item: Item, owner: Owner, conversation_id: str, taken: Set[str]) -> Item:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 
-import zstandard
 from aiohttp import web
 from aiohttp.client_exceptions import ClientError
 
 from proxy import errors
 from proxy.protocol import headers as http
-
-_WINDOW = 128 * 1024 * 1024  # the largest that the zstd command makes without being told to
+from proxy.protocol.encodings import BadEncoding, TooLong, UnknownEncoding, decoded
 
 
 async def body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
@@ -22,6 +19,7 @@ async def body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
+    _invite(request)
     try:
         async with asyncio.timeout(seconds):
             raw = await _read(request, limit)
@@ -29,8 +27,24 @@ async def body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
         raise errors.RequestTimeout(f"The request did not arrive within {seconds:g} seconds.") from None
     except (ClientError, web.RequestPayloadError, ValueError) as error:
         raise errors.InvalidRequest(f"The request body could not be read: {error}") from error
-    encoding = (http.get(request.raw_headers, b"content-encoding") or b"identity").strip().lower()
-    return decoded(raw, encoding, limit)
+    return _decoded(raw, (http.get(request.raw_headers, b"content-encoding") or b"identity").strip().lower(), limit)
+
+
+def _invite(request: web.BaseRequest) -> None:
+    """Answers a client that asks before it sends; aiohttp does so for its routed applications only."""
+    if (http.get(request.raw_headers, b"expect") or b"").lower() == b"100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _decoded(raw: bytes, encoding: bytes, limit: int) -> bytes:
+    try:
+        return decoded(raw, encoding, limit)
+    except TooLong:
+        raise too_large(limit) from None
+    except UnknownEncoding:
+        raise errors.UnsupportedMediaType("Content-Encoding must be gzip, zstd or identity.") from None
+    except BadEncoding as error:
+        raise errors.InvalidRequest(f"The request body is not valid {encoding.decode('latin-1')}: {error}") from error
 
 
 async def _read(request: web.BaseRequest, limit: int) -> bytes:
@@ -42,45 +56,6 @@ async def _read(request: web.BaseRequest, limit: int) -> bytes:
         if size > limit:
             raise too_large(limit)
     return b"".join(parts)
-
-
-def decoded(raw: bytes, encoding: bytes, limit: int) -> bytes:
-    """The body without its content encoding, at most `limit` bytes of it."""
-    if encoding == b"identity" or not raw:
-        return raw
-    if encoding not in (b"gzip", b"x-gzip", b"zstd"):
-        raise errors.UnsupportedMediaType("Content-Encoding must be gzip, zstd or identity.")
-    try:
-        return _unzstd(raw, limit) if encoding == b"zstd" else _gunzip(raw, limit)
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
-        raise errors.InvalidRequest(f"The request body is not valid {encoding.decode()}: {error}") from error
-
-
-def _gunzip(raw: bytes, limit: int) -> bytes:
-    machine = zlib.decompressobj(wbits=31)
-    data = machine.decompress(raw, limit + 1)
-    if len(data) > limit:
-        raise too_large(limit)
-    if not machine.eof:
-        raise EOFError("it ends too early")
-    return data
-
-
-def _unzstd(raw: bytes, limit: int) -> bytes:
-    with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(raw) as reader:
-        data = reader.read(limit + 1)
-    if len(data) > limit:
-        raise too_large(limit)
-    if _cut_zstd(raw):
-        raise EOFError("it ends too early")
-    return data
-
-
-def _cut_zstd(raw: bytes) -> bool:
-    # A stream reader takes a cut frame for a short one; a decompression object knows whether it saw the end.
-    machine = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
-    machine.decompress(raw)
-    return not machine.eof
 
 
 def too_large(limit: int) -> errors.BodyTooLarge:

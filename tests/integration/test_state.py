@@ -104,7 +104,9 @@ async def test_store_false_with_a_conversation_is_still_appended(both: Gateway) 
 
 @pytest.mark.parametrize("form", ["string", "object"])
 async def test_a_conversation_remembers(both: Gateway, form: str) -> None:
-    id_ = (await both.ask("POST", "/v1/conversations", b'{"items":[{"role":"system","content":"be brief"}]}')).json["id"]
+    id_ = (await both.ask("POST", "/v1/conversations", b'{"items":[{"role":"system","content":"be brief"}]}')).json[
+        "id"
+    ]
     selector = id_ if form == "string" else {"id": id_}
     for text in ("one", "two", "three"):
         answer = await both.create(input=text, conversation=selector, stream=text == "two")
@@ -151,7 +153,9 @@ async def test_two_owners_may_send_the_same_items(backend: ScriptedVLLM, store_u
 async def test_item_references_resolve_without_a_selector(both: Gateway, bare: bool) -> None:
     first = (await both.create(input="one")).json
     reference = {"id": first["output"][0]["id"]} | ({} if bare else {"type": "item_reference"})
-    answer = await both.create(input=[{"role": "user", "content": "one"}, reference, {"role": "user", "content": "two"}])
+    answer = await both.create(
+        input=[{"role": "user", "content": "one"}, reference, {"role": "user", "content": "two"}]
+    )
     assert answer.status == 200, answer.body
     assert sent(both)["input"][1] == first["output"][0]
     unknown = await both.create(input=[{"type": "item_reference", "id": "msg_none"}])
@@ -218,7 +222,12 @@ async def test_explicit_nulls_are_no_selectors(gateway: Gateway) -> None:
 
 async def test_refusals_name_the_field(gateway: Gateway) -> None:
     cases: list[tuple[dict[str, Any], int, str, str | None]] = [
-        ({"previous_response_id": "a", "conversation": "b"}, 400, "mutually_exclusive_parameters", "previous_response_id"),
+        (
+            {"previous_response_id": "a", "conversation": "b"},
+            400,
+            "mutually_exclusive_parameters",
+            "previous_response_id",
+        ),
         ({"previous_response_id": "resp_no"}, 400, "previous_response_not_found", "previous_response_id"),
         ({"previous_response_id": 7}, 400, "invalid_type", "previous_response_id"),
         ({"conversation": "conv_no"}, 404, "conversation_not_found", "conversation"),
@@ -245,9 +254,7 @@ async def test_only_completed_responses_continue(gateway: Gateway) -> None:
 
 async def test_input_tokens_gets_the_history_too(gateway: Gateway) -> None:
     first = (await gateway.create(input="one")).json
-    await gateway.ask(
-        "POST", "/v1/responses/input_tokens", gateway.body(input="two", previous_response_id=first["id"])
-    )
+    await gateway.ask("POST", "/v1/responses/input_tokens", gateway.body(input="two", previous_response_id=first["id"]))
     assert [item["role"] for item in json.loads(gateway.backend.requests[-1].body)["input"]] == [
         "user",
         "assistant",
@@ -258,7 +265,9 @@ async def test_input_tokens_gets_the_history_too(gateway: Gateway) -> None:
 async def test_backend_errors_pass_as_they_are(gateway: Gateway) -> None:
     for stream in (False, True):
         gateway.backend.script(
-            faults.status(429, b'{"error":{"message":"slow down"}}', [("Retry-After", "7"), ("content-type", "application/json")])
+            faults.status(
+                429, b'{"error":{"message":"slow down"}}', [("Retry-After", "7"), ("content-type", "application/json")]
+            )
         )
         answer = await gateway.create(input="a", stream=stream)
         assert (answer.status, answer.body) == (429, b'{"error":{"message":"slow down"}}')
@@ -270,7 +279,9 @@ async def test_backend_errors_pass_as_they_are(gateway: Gateway) -> None:
 async def test_owners_never_meet(backend: ScriptedVLLM, store_url: str) -> None:
     async with running(backend, store_url, **OWNERS) as gateway:
         mine = (await gateway.create(owner="ann", input="one", stream=True)).final["response"]["id"]
-        conversation = (await gateway.ask("POST", "/v1/conversations", b'{"items":[{"role":"user","content":"x"}]}', owner="ann")).json["id"]
+        conversation = (
+            await gateway.ask("POST", "/v1/conversations", b'{"items":[{"role":"user","content":"x"}]}', owner="ann")
+        ).json["id"]
         items = await gateway.ask("GET", f"/v1/conversations/{conversation}/items", owner="ann")
         item = items.json["data"][0]["id"]
         targets = [
@@ -356,7 +367,9 @@ async def test_a_conversation_is_named_in_the_response(both: Gateway) -> None:
 
 
 async def test_incomplete_responses_continue_where_that_is_allowed(backend: ScriptedVLLM, store_url: str) -> None:
-    async with running(backend, store_url, **chain(rehydrate={"continue_from": ["completed", "incomplete"]})) as gateway:
+    async with running(
+        backend, store_url, **chain(rehydrate={"continue_from": ["completed", "incomplete"]})
+    ) as gateway:
         first = await gateway.create(input="one")
         cut = await gateway.create(input="two three four", previous_response_id=first.json["id"], max_output_tokens=2)
         assert cut.json["status"] == "incomplete"

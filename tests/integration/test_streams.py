@@ -63,7 +63,7 @@ async def test_completed_is_withheld_until_it_is_stored(gateway: Gateway) -> Non
         assert (await client.answer()).body == CREATED + DELTA + COMPLETED
 
 
-async def resident() -> int:
+def resident() -> int:
     """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -81,7 +81,7 @@ async def test_a_slow_client_slows_the_backend_and_costs_no_memory(gateway: Gate
         await exchange.end()
 
     gateway.backend.script(flood)
-    before = await resident()
+    before = resident()
     async with gateway.client() as client:
         client.reader._limit = 1024  # type: ignore[attr-defined]  # the test's own reader must not read ahead
         await client.send("POST", "/v1/responses", gateway.body(input="a", stream=True), JSON)
@@ -92,7 +92,7 @@ async def test_a_slow_client_slows_the_backend_and_costs_no_memory(gateway: Gate
         written = gateway.backend.turns[-1].written
         assert read >= 50
         assert written < 12 * 1024 * 1024, "only what sockets and bounded buffers hold has left the backend"
-        assert await resident() - before < 48 * 1024 * 1024
+        assert resident() - before < 48 * 1024 * 1024
     await asyncio.wait_for(gateway.backend.turns[-1].gone.wait(), 1)
 
 
@@ -130,7 +130,7 @@ async def test_a_cut_stream_at_every_byte_is_never_completed(gateway: Gateway) -
         if last["type"] == "response.failed":
             numbers = [event["sequence_number"] for event in answer.events]
             assert numbers == list(range(len(numbers)))
-            assert last["response"]["error"]["code"] == "upstream_stream_cut"
+            assert last["response"]["error"]["code"] == "server_error", "a code that clients know"
             stored = (await gateway.ask("GET", f"/v1/responses/{last['response']['id']}")).json
             assert stored == last["response"]
             again = await gateway.create(input="x", previous_response_id=stored["id"])
@@ -169,12 +169,12 @@ async def test_each_time_limit_has_its_own_error(backend: ScriptedVLLM, sqlite_u
         assert (first.status, first.error["code"]) == (504, "upstream_first_byte_timeout")
         backend.script(faults.pause_after(2))
         idle = await gateway.create(input="a", stream=True)
-        assert idle.final["response"]["error"]["code"] == "upstream_idle_timeout"
+        assert "sent nothing for 0.3 seconds" in idle.final["response"]["error"]["message"]
     limits = {"timeouts": {**TIMES["timeouts"], "first_byte": 20, "idle": 20, "total": 0.3}}
     async with running(backend, sqlite_url, backend=limits) as gateway:
         backend.script(faults.pause_after(2))
         total = await gateway.create(input="a", stream=True)
-        assert total.final["response"]["error"]["code"] == "upstream_total_timeout"
+        assert "did not finish its answer within 0.3 seconds" in total.final["response"]["error"]["message"]
         backend.script(faults.hang)
         assert (await gateway.create(input="a")).error["code"] == "upstream_total_timeout"
 

@@ -15,15 +15,18 @@ JSON = (b"Content-Type", b"application/json")
 BODIES = [
     b'{"temperature":1.50,"seed":12345678901234567890,"x":"\\u00e9","input":"a","input":"b","store":false}',
     b' {\n\t"store" : false ,"input":"\xc3\xa9",  "n":1E+02, "big":123456789012345678901234567890.10 }\r\n',
-    b'{"store":false,"input":[{"role":"user","content":"\\ud83d\\ude00 \\/"}],"previous_response_id":null,"conversation":null}',
+    b'{"store":false,"input":[{"role":"user","content":"\\ud83d\\ude00 \\/"}],"previous_response_id":null,'
+    b'"conversation":null}',
 ]
 
 FRAMES = [
-    b'event: response.created\r\ndata: {"type":"response.created","response":{"id":"resp_1","status":"in_progress"}}\r\n\r\n',
+    b'event: response.created\r\ndata: {"type":"response.created",'
+    b'"response":{"id":"resp_1","status":"in_progress"}}\r\n\r\n',
     b": a comment\r\n\r\n",
     b'event:response.output_text.delta\r\ndata:{"type":"response.output_text.delta","delta":"\\u00e9 1.50"}\r\n\r\n',
     b"id: 7\r\nretry: 10\r\n\r\n",
-    b'data: {"type": "response.completed",\r\ndata:  "response": {"id":"resp_1","status":"completed","output":[]}}\r\n\r\n',
+    b'data: {"type": "response.completed",\r\n'
+    b'data:  "response": {"id":"resp_1","status":"completed","output":[]}}\r\n\r\n',
     b"data: [DONE]\r\n\r\n",
 ]
 
@@ -80,7 +83,8 @@ async def test_answers_of_other_kinds_pass_untouched(gateway: Gateway) -> None:
 async def test_head_line_and_headers_are_the_backends_own(gateway: Gateway) -> None:
     raw = (
         b"HTTP/1.1 299 Very Fine\r\nX-OdD-CaSe: 1\r\nSet-Cookie: a=1\r\nset-cookie: b=2\r\nX-Latin: caf\xe9\r\n"
-        b"Connection: X-Private, keep-alive\r\nX-Private: secret\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok"
+        b"Connection: X-Private, keep-alive\r\nX-Private: secret\r\nKeep-Alive: timeout=5\r\n"
+        b"Content-Length: 2\r\n\r\nok"
     )
     gateway.backend.script(faults.raw(raw))
     answer = await gateway.ask("POST", "/v1/x/responses", b"x", headers=((b"Content-Type", b"text/x"),))
@@ -143,9 +147,7 @@ async def test_compressed_requests_go_up_decoded(gateway: Gateway, encoding: str
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-async def test_compressed_bombs_and_scraps_are_refused(
-    backend: ScriptedVLLM, sqlite_url: str, encoding: str
-) -> None:
+async def test_compressed_bombs_and_scraps_are_refused(backend: ScriptedVLLM, sqlite_url: str, encoding: str) -> None:
     async with running(backend, sqlite_url, listener={"max_body_bytes": 100_000}) as gateway:
         pack = gzip.compress if encoding == "gzip" else zstandard.compress
         headers = (JSON, (b"Content-Encoding", encoding.encode()))
@@ -169,8 +171,8 @@ async def test_rebuild_keeps_the_bytes_of_what_it_does_not_own(gateway: Gateway)
     first = await gateway.create(input="one")
     body = (
         b'{"model":"smollm2","temperature":1.50,"seed":12345678901234567890,"x":"\\u00e9",'
-        b'"previous_response_id":"%s","input":[{"role":"user","content":"two \\u00e9", "y":1.0}],"metadata":{ "k": "v" }}'
-        % first.json["id"].encode()
+        b'"previous_response_id":"%s","input":[{"role":"user","content":"two \\u00e9", "y":1.0}],'
+        b'"metadata":{ "k": "v" }}' % first.json["id"].encode()
     )
     await gateway.ask("POST", "/v1/responses", body)
     sent = gateway.backend.requests[-1].body
@@ -191,10 +193,68 @@ async def test_a_kept_connection_serves_many_requests(gateway: Gateway) -> None:
 
 
 async def test_every_split_of_a_request(gateway: Gateway) -> None:
-    request = b"POST /v1/responses HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: 27\r\n\r\n" + b'{"input":"a","store":false}'
+    request = (
+        b"POST /v1/responses HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nContent-Length: 27\r\n\r\n"
+        + b'{"input":"a","store":false}'
+    )
     for cut in range(1, len(request), 5):
         async with gateway.client() as client:
             client.writer.write(request[:cut])
             await client.writer.drain()
             client.writer.write(request[cut:])
             assert (await client.answer()).status == 200
+
+
+async def test_an_encoded_json_answer_is_stored_decoded_and_passed_on_encoded(gateway: Gateway) -> None:
+    plain = b'{"id":"resp_z","object":"response","status":"completed","output":[]}'
+    packed = gzip.compress(plain)
+    headers = [("Content-Type", "application/json"), ("Content-Encoding", "gzip")]
+    gateway.backend.script(faults.status(200, packed, headers))
+    assert (await gateway.create(input="a")).body == packed
+    assert gateway.backend.turns[-1].header("accept-encoding") is None
+    assert (await gateway.ask("GET", "/v1/responses/resp_z")).body == plain
+
+
+async def test_an_encoded_stream_that_should_be_stored_is_refused(gateway: Gateway) -> None:
+    headers = [("Content-Type", "text/event-stream"), ("Content-Encoding", "gzip")]
+    gateway.backend.script(faults.stream([gzip.compress(b"".join(FRAMES))], headers=headers))
+    answer = await gateway.create(input="a", stream=True)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_protocol_error")
+    gateway.backend.script(faults.stream([gzip.compress(b"".join(FRAMES))], headers=headers))
+    answer = await gateway.create(input="a", stream=True, store=False)
+    assert gzip.decompress(answer.body) == b"".join(FRAMES)
+
+
+async def test_a_client_that_waits_to_be_asked_for_its_body(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        client.writer.write(head + b"Content-Length: 27\r\n\r\n")
+        await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")
+        client.received.clear()
+        client.writer.write(b'{"input":"a","store":false}')
+        assert (await client.answer()).status == 200
+    assert gateway.backend.turns[-1].header("expect") is None
+
+
+async def test_a_chunked_request_goes_up_with_a_length(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: g\r\nContent-Type: application/json\r\n"
+        head += b"Transfer-Encoding: chunked\r\n\r\n"
+        client.writer.write(head + b'9\r\n{"input":\r\n12\r\n"a","store":false}\r\n0\r\n\r\n')
+        assert (await client.answer()).status == 200
+    assert gateway.backend.turns[-1].body == b'{"input":"a","store":false}'
+    assert gateway.backend.turns[-1].header("content-length") == "27"
+
+
+async def test_what_is_not_http_gets_an_error_in_the_wires_shape(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        client.writer.write(b"GET / HTTP/9.x\r\nbad header\r\n\r\n")
+        answer = await client.answer()
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
+async def test_large_headers_pass(gateway: Gateway) -> None:
+    headers = (JSON, (b"X-Codex-Turn-Metadata", b"m" * 40_000))
+    answer = await gateway.ask("POST", "/v1/responses", b'{"input":"a","store":false}', headers=headers)
+    assert answer.status == 200
+    assert gateway.backend.turns[-1].header("x-codex-turn-metadata") == "m" * 40_000

@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from proxy.errors import ProxyError
 from proxy.protocol.lookup import Lookup, Reply
 from proxy.protocol.records import Item, NewResponse, Owner, TurnRecord
@@ -47,12 +49,11 @@ class Asking:
     async def refused(self, request: str, body: object = None) -> tuple[int, str | None, str | None, str]:
         """Status, code, param and message of an answer that must be an error; a body of bytes is sent as it is."""
         sent = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        try:
-            reply = await self.raw(request, sent)
-        except ProxyError as error:
-            assert error.type == "invalid_request_error"
-            return error.status, error.code, error.param, error.message
-        raise AssertionError(f"{request} was answered: {reply}")
+        with pytest.raises(ProxyError) as refusal:
+            await self.raw(request, sent)
+        error = refusal.value
+        assert error.type == "invalid_request_error"
+        return error.status, error.code, error.param, error.message
 
     async def save(self, response_id: str, record: Stored | None = None) -> None:
         """Stores a turn as the chain would have."""

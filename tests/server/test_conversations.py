@@ -210,7 +210,7 @@ async def test_at_most_twenty_items_at_once(ask: Asking):
         (b'[{"type":"item_reference"}]', "items[0].id"),
         (b'[{"role":"user","id":"a\\u0000"}]', "items[0].id"),
         (b'[{"role":"user","id":"%s"}]' % (b"x" * 513), "items[0].id"),
-        (b'[{"type":"function_call","call_id":"\\u0000"}]', "items[0]"),
+        (b'[{"type":"function_call","call_id":"\\u0000"}]', "items[0].call_id"),
         (b'[{"role":"user","id":"a"},{"role":"user","id":"a"}]', "items"),
     ],
 )

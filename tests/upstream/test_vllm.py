@@ -56,7 +56,7 @@ async def test_it_is_brought_back_and_stopped_whole(monkeypatch: pytest.MonkeyPa
             first = child._process
             assert first is not None
             os.kill(first.pid, signal.SIGKILL)
-            while child._process is first:
+            while child._process is first:  # noqa: ASYNC110  # it lives in a thread
                 await asyncio.sleep(0.05)
             await answering(port)
         assert len(processes(mark)) == 2, "the engine of the one that died is gone too"
