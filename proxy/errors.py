@@ -174,6 +174,20 @@ class LeaseLost(StoreError):
     """The conversation was taken over by another request before this turn could be stored."""
 
 
+class ToolError(ProxyError):
+    """A hosted tool could not be prepared."""
+
+    status = 502
+    code = "tool_error"
+
+
+class RoundLimit(ProxyError):
+    """The model asked for tools in more rounds than are allowed."""
+
+    status = 508
+    code = "round_limit_exceeded"
+
+
 class UpstreamError(ProxyError):
     """The backend failed."""
 
