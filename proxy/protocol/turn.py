@@ -73,10 +73,10 @@ class Turn:
     operation: Operation
     body: Body
     owner: Owner = NOBODY  # set by owner; used by response_store, rehydrate
-    stream: bool = False  # set by validate; used by upstream
+    stream: bool = False  # set by validate; used by response_store
     draft: Draft | None = None  # set by response_store; used by rehydrate
     upstream_headers: tuple[tuple[bytes, bytes], ...] = ()  # added by filters; used by upstream
-    composed: bool = False  # set by filters that rebuild the stream; used by upstream for the Head
+    composed: bool = False  # for filters that rebuild the stream; used by the listener
 
     def replace(self, **changes: object) -> Turn:
         """This turn with some fields changed."""
