@@ -111,13 +111,11 @@ class Rehydrate:
         return history
 
     async def _previous(self, turn: Turn, response_id: str) -> History:
-        store = self._services.store
-        head = await store.head(turn.owner, response_id)
-        history = await store.history(turn.owner, response_id) if head is not None else None
-        if head is None or history is None:
+        history = await self._services.store.history(turn.owner, response_id)
+        if history is None:
             raise errors.PreviousResponseNotFound(f"Previous response with id '{response_id}' not found.")
-        if head.status not in self._config.continue_from:
-            raise errors.NotContinuable(f"cannot continue from response with status '{head.status}'")
+        if history.status not in self._config.continue_from:
+            raise errors.NotContinuable(f"cannot continue from response with status '{history.status}'")
         return history
 
     async def _without_selector(self, turn: Turn, draft: Draft) -> Turn:

@@ -20,6 +20,7 @@ class Item:
     type: str
     body: bytes
     call_id: str | None = None
+    upstream: bytes | None = None  # what the backend is sent in its place: items joined by commas; None: the body itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class History:
     items: tuple[Item, ...]
     session: str  # stable over the whole chain or conversation; sent upstream as x-session-id
     session_token: str | None = None  # the router's own x-session-token, to be echoed
+    status: str = "completed"  # of the response that is continued
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,14 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Approval:
+    """A call that a person must approve: the id of its request item, and the fingerprint of what would be called."""
+
+    id: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """All that one turn leaves behind; a store writes the whole of it, or nothing.
 
@@ -102,6 +112,7 @@ class TurnRecord:
     lease: Lease | None
     session: str
     session_token: str | None = None
+    approvals: tuple[Approval, ...] = ()  # written with the response; without one, none are
 
 
 @dataclass(frozen=True, slots=True)

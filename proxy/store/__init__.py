@@ -17,6 +17,7 @@ from typing import Protocol
 
 from proxy.protocol.records import (
     Anchor,
+    Approval,
     Call,
     Conversation,
     History,
@@ -33,6 +34,8 @@ from proxy.protocol.records import (
 
 __all__ = [
     "Anchor",
+    "Approval",
+    "ApprovalRefused",
     "Call",
     "Conversation",
     "DuplicateItem",
@@ -53,6 +56,14 @@ __all__ = [
 
 class UnknownCursor(Exception):
     """`PageQuery.after` names no item of the list."""
+
+
+class ApprovalRefused(Exception):
+    """An approval that is unknown, used already, or for another target; the message says which."""
+
+    def __init__(self, approval_id: str, message: str) -> None:
+        super().__init__(message)
+        self.approval_id = approval_id
 
 
 class DuplicateItem(Exception):
@@ -97,6 +108,9 @@ class Store(Protocol):
 
     async def calls(self, owner: Owner, call_ids: Sequence[str]) -> Sequence[Call]:
         """The completed responses whose output holds one of these calls; several for one id when it is ambiguous."""
+
+    async def use_approvals(self, owner: Owner, approvals: Sequence[Approval]) -> None:
+        """Uses up approvals, all of them or none. Raises `ApprovalRefused`."""
 
     async def create_conversation(self, owner: Owner, conversation: Conversation, items: Sequence[Item]) -> None:
         """Adds a conversation and its first items."""

@@ -145,7 +145,7 @@ async def remove(connection: AsyncConnection, owner: Owner, conversation_id: str
 async def history(connection: AsyncConnection, owner: Owner, conversation_id: str) -> History | None:
     """Everything in the conversation."""
     row = (await connection.execute(_ANCHOR, {"by_owner": owner, "by_id": conversation_id})).first()
-    return await history_at(connection, owner, row) if row else None
+    return await history_at(connection, owner, (*row, "completed")) if row else None
 
 
 async def page(connection: AsyncConnection, owner: Owner, conversation_id: str, query: PageQuery) -> Page | None:

@@ -20,6 +20,7 @@ _DROP_RESPONSE = delete(t.responses).where(_THIS_RESPONSE)
 _DROP_EVENTS = delete(t.response_events).where(
     t.response_events.c.owner == OWNER, t.response_events.c.response_id == ID
 )
+_DROP_APPROVALS = delete(t.approvals).where(t.approvals.c.owner == OWNER, t.approvals.c.response_id == ID)
 _DROP_REMOVED = delete(t.items).where(
     t.items.c.owner == OWNER,
     t.items.c.thread == THREAD,
@@ -80,6 +81,7 @@ async def _drop(connection: AsyncConnection, owner: Owner, response_id: str, thr
         return False
     await connection.execute(_DROP_RESPONSE, this)
     await connection.execute(_DROP_EVENTS, this)
+    await connection.execute(_DROP_APPROVALS, this)
     await connection.execute(_DROP_REMOVED, {"by_owner": owner, "by_thread": thread, "low": span[0], "high": span[1]})
     return True
 

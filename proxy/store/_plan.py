@@ -106,7 +106,7 @@ def unique_ids(items: Iterable[Item], taken: set[str]) -> list[str]:
 def item_row(owner: Owner, place: tuple[int, int], item: Item, item_id: str) -> Row:
     """The row of one item, in the order of the table's columns."""
     thread, pos = place
-    return (owner, thread, pos, item_id, item.type, item.call_id, item.body, False)
+    return (owner, thread, pos, item_id, item.type, item.call_id, item.body, False, item.upstream)
 
 
 class Plan:
@@ -118,6 +118,7 @@ class Plan:
         self.items: list[Row] = []
         self.responses: list[Row] = []
         self.events: list[Row] = []
+        self.approvals: list[Row] = []
         self.leases: list[Row] = []
 
     @property
@@ -198,6 +199,8 @@ class Plan:
             self._respond(record, record.response, place)
             if entry.events is not None:
                 self.events.append((record.owner, record.response.id, entry.events))
+            for approval in record.approvals:
+                self.approvals.append((record.owner, approval.id, record.response.id, approval.target, False))
 
     def _respond(self, record: TurnRecord, new: NewResponse, place: _Place) -> None:
         output_start = place.start + len(record.input)

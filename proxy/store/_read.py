@@ -19,7 +19,13 @@ OWNER: BindParameter[str] = bindparam("by_owner")
 ID: BindParameter[str] = bindparam("by_id")
 THREAD: BindParameter[int] = bindparam("by_thread")
 _END = bindparam("end", type_=BigInteger())
-ITEM = (t.items.c.id, t.items.c.type, t.items.c.body, t.items.c.call_id)  # the order of Item's fields
+ITEM = (
+    t.items.c.id,
+    t.items.c.type,
+    t.items.c.body,
+    t.items.c.call_id,
+    t.items.c.upstream,
+)  # the order of Item's fields
 
 _THIS_RESPONSE = and_(t.responses.c.owner == OWNER, t.responses.c.id == ID)
 _HEAD_COLUMNS = (t.responses.c.id, t.responses.c.status, t.responses.c.created_at, t.responses.c.envelope)
@@ -38,7 +44,7 @@ _IN_CONVERSATION = and_(_IN_THREAD, t.items.c.removed.is_(False))
 _RANGE = select(*ITEM).where(_IN_RANGE).order_by(t.items.c.pos)
 
 _ANCHOR = (
-    select(t.threads.c.id, t.responses.c.end_pos, t.threads.c.session, t.threads.c.session_token)
+    select(t.threads.c.id, t.responses.c.end_pos, t.threads.c.session, t.threads.c.session_token, t.responses.c.status)
     .join_from(
         t.responses, t.threads, and_(t.threads.c.owner == t.responses.c.owner, t.threads.c.id == t.responses.c.thread)
     )
@@ -168,10 +174,10 @@ async def history(connection: AsyncConnection, owner: Owner, response_id: str) -
 
 
 async def history_at(connection: AsyncConnection, owner: Owner, row: Sequence[Any]) -> History:
-    """The history below a place that is given as thread, position, session, session token."""
-    thread, end, session, token = row
+    """The history below a place that is given as thread, position, session, session token, status."""
+    thread, end, session, token, status = row
     rows = await connection.execute(_HISTORY, {"by_owner": owner, "by_thread": thread, "end": end})
-    return History(Anchor(thread, end), tuple(Item(*item) for item in rows), session, token)
+    return History(Anchor(thread, end), tuple(Item(*item) for item in rows), session, token, status)
 
 
 async def items(connection: AsyncConnection, owner: Owner, item_ids: Sequence[str]) -> Mapping[str, Item]:

@@ -83,6 +83,7 @@ class Writer:
         self._items = Many(dialect, insert(t.items))
         self._responses = Many(dialect, insert(t.responses))
         self._events = Many(dialect, insert(t.response_events))
+        self._approvals = Many(dialect, insert(t.approvals))
         self._tips = Many(dialect, _MOVE_TIP, ("new_tip", "new_token", "key_owner", "key_id"))
         self._leases = Many(dialect, _END_LEASE, ("key_owner", "key_id", "key_token"))
 
@@ -105,6 +106,7 @@ class Writer:
         await self._items.run(connection, plan.items)
         await self._responses.run(connection, plan.responses)
         await self._events.run(connection, plan.events)
+        await self._approvals.run(connection, plan.approvals)
         await self._leases.run(connection, plan.leases)
         return outcomes
 

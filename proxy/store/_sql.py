@@ -16,6 +16,7 @@ from sqlalchemy import bindparam, delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.store import (
+    Approval,
     Call,
     Conversation,
     History,
@@ -27,6 +28,7 @@ from proxy.store import (
     ResponseHead,
     StoredResponse,
     TurnRecord,
+    _approvals,
     _conversations,
     _delete,
     _read,
@@ -98,6 +100,9 @@ class SqlStore:
 
     async def calls(self, owner: Owner, call_ids: Sequence[str]) -> Sequence[Call]:
         return await self.database.read(_read.calls, owner, call_ids)
+
+    async def use_approvals(self, owner: Owner, approvals: Sequence[Approval]) -> None:
+        await self.database.write(_approvals.use, owner, approvals)
 
     async def create_conversation(self, owner: Owner, conversation: Conversation, items: Sequence[Item]) -> None:
         await self.database.write(_conversations.create, owner, conversation, items)

@@ -51,6 +51,7 @@ items = Table(
     Column("call_id", Key),
     Column("body", Payload, nullable=False),
     Column("removed", Boolean, nullable=False, server_default=false()),  # out of its conversation, still in a response
+    Column("upstream", Payload),  # what the backend is sent in its place
 )
 Index("items_by_id", items.c.owner, items.c.id)
 Index(
@@ -85,6 +86,17 @@ response_events = Table(
     Column("response_id", Key, primary_key=True),
     Column("body", Payload, nullable=False),  # compressed by zstd
 )
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("owner", Key, primary_key=True),
+    Column("id", Key, primary_key=True),
+    Column("response_id", Key, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("used", Boolean, nullable=False, server_default=false()),
+)
+Index("approvals_by_response", approvals.c.owner, approvals.c.response_id)
 
 conversations = Table(
     "conversations",
