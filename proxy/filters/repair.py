@@ -91,6 +91,8 @@ class _Mender:
 
     async def _receive(self, message: Message) -> None:
         match message:
+            case Frames() if self._round.terminal is not None:
+                pass
             case Frames() if not self._ids.missing:
                 self._round.observe(message)
                 await self._send(message)

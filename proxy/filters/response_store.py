@@ -134,6 +134,8 @@ class _Keeper:
             response = terminal_response(mending.failed_for(event, self._round) if event.type == "error" else event)
             if response is not None:
                 await self._save(response, self._folded())
+            elif event.type != "error":
+                raise errors.UpstreamProtocol("The backend ended its stream without a response.")
         elif self._run is None and self._round.response is not None:
             self._announce(self._round.response)
 

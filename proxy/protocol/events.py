@@ -34,6 +34,7 @@ class Head:
     reason: bytes
     headers: Headers
     events: bool = False  # the body is a Responses event stream, sent as Frames and Events
+    composed: bool = False  # and the gateway has a say in it: more than one round may stand behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,7 @@ class Event:
     @property
     def sequence_number(self) -> int | None:
         """The event's number in its stream, where it has one."""
-        raw = self.fields.get("sequence_number", b"")
-        return int(raw) if raw.isdigit() else None
+        return jsonbytes.count(self.fields.get("sequence_number"))
 
 
 Message = Head | Answer | Chunk | Frames | Event | Trailers

@@ -21,6 +21,7 @@ _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 NULL = b"null"
+_MAX_DIGITS = 20
 
 Fields = dict[str, bytes]
 
@@ -49,6 +50,11 @@ def text(raw: bytes | None) -> str | None:
     if raw is None or not raw.startswith(b'"'):
         return None
     return str(_guard(_any, raw))
+
+
+def count(raw: bytes | None) -> int | None:
+    """The number, from 0 on, that these bytes spell; None when they are absent, spell something else, or overlong."""
+    return int(raw) if raw is not None and raw.isdigit() and len(raw) <= _MAX_DIGITS else None
 
 
 def present(raw: bytes | None) -> bool:

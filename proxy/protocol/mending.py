@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from proxy.protocol import items, jsonbytes
-from proxy.protocol.events import Event, Frames, encode
+from proxy.protocol.events import LIFECYCLE, Event, Frames, encode
 from proxy.protocol.round import NoResponse, Round, stable_id
 from proxy.protocol.sse import frames
 
@@ -111,7 +111,7 @@ class ItemIds:
     def event(self, event: Event) -> Event:
         """The event, its items and its `item_id` identified."""
         members = event.fields
-        if "response" in members:
+        if event.type in LIFECYCLE and "response" in members:
             return self._lifecycle(event)
         if "item" in members and event.type.startswith("response.output_item."):
             return self._item(event)
@@ -146,8 +146,7 @@ class ItemIds:
 
 
 def _output_index(event: Event) -> int | None:
-    raw = event.fields.get("output_index", b"")
-    return int(raw) if raw.isdigit() else None
+    return jsonbytes.count(event.fields.get("output_index"))
 
 
 def _with(event: Event, name: str, value: bytes) -> Event:

@@ -11,9 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.errors import InvalidType
+from proxy.errors import InvalidRequest
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import Event, Frames, encode
+from proxy.protocol.lookup import storable_id
 from proxy.protocol.records import Item
 from proxy.protocol.sse import frames
 
@@ -38,7 +39,7 @@ class NoResponse(ValueError):
 def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
     """Reads a response object; `folded` are its items where it lists none itself.
 
-    Raises `NoResponse` when it has no id or is not an object.
+    Raises `NoResponse` when it is not an object, or when it or an item of it has no id that can be stored.
     """
     try:
         members = jsonbytes.fields(response)
@@ -46,10 +47,12 @@ def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
         status = jsonbytes.text(members.get("status"))
         created = members.get("created_at")
         output = _output(members, id_ or "", folded)
-    except (jsonbytes.NotJSON, InvalidType) as error:
+    except (jsonbytes.NotJSON, InvalidRequest) as error:
         raise NoResponse(str(error)) from error
     if not id_:
         raise NoResponse("the response has no id")
+    if not storable_id(id_):
+        raise NoResponse("the response's id is too long, or holds what cannot be printed")
     envelope = jsonbytes.join_object({**members, "output": b"[]"})
     return Outcome(id_, status or "completed", _seconds(created), envelope, output)
 
@@ -94,9 +97,9 @@ class Round:
             self._latest = part
         if part.terminal:
             self.terminal = part
-        if part.type == "response.output_item.done":
-            self._done[_index(part.fields, len(self._done))] = part.fields.get("item", b"{}")
-        elif part.type.startswith("response.") and "response" in part.fields:
+        if part.type == "response.output_item.done" and _is_object(part, "item"):
+            self._done[_index(part.fields, len(self._done))] = part.fields["item"]
+        elif part.type.startswith("response.") and _is_object(part, "response"):
             self.response = part.fields["response"]
 
     @property
@@ -142,6 +145,10 @@ def error_event(code: str | None, message: str, param: str | None, sequence_numb
     return encode("error", jsonbytes.encode(data))
 
 
+def _is_object(event: Event, name: str) -> bool:
+    return event.fields.get(name, b"").startswith(b"{")
+
+
 def _index(members: Fields, default: int) -> int:
-    raw = members.get("output_index", b"")
-    return int(raw) if raw.isdigit() else default
+    index = jsonbytes.count(members.get("output_index"))
+    return default if index is None else index

@@ -49,6 +49,14 @@ class Decoder:
         self._hold(rest)
         return split(whole)
 
+    def end(self) -> list[Frames | Event]:
+        """The frame that only the end shows to be whole: its last CR is no half of a CRLF."""
+        last = self.rest()
+        if not last.endswith((b"\r\r", b"\n\r")):
+            return []
+        self._parts, self._held, self._last = [], 0, b""
+        return split(last)
+
     def rest(self) -> bytes:
         """The bytes of a frame that never ended."""
         return b"".join(self._parts)
@@ -131,7 +139,8 @@ def frames(block: bytes) -> list[Event]:
 def event(raw: bytes) -> Event:
     """One frame with its `event:` line read."""
     line = _event_line(raw)
-    return Event(raw, line[1].decode("latin-1").strip() if line else "")
+    name = line[1].decode("latin-1").strip() if line else ""
+    return Event(raw, "" if name == "message" else name)  # the standard's word for an event without a name
 
 
 def _frame_end(block: bytes, at: int) -> int:

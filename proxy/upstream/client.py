@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy import errors
 from proxy.chain import Send
 from proxy.protocol import headers as http
+from proxy.protocol import jsonbytes, sse
 from proxy.protocol.events import TERMINAL, Answer, Chunk, Event, Frames, Head, Trailers
 from proxy.protocol.sse import Decoder, FrameTooLarge
 from proxy.protocol.turn import Operation, Turn
@@ -132,20 +134,22 @@ class Client:
         over = False
         try:
             while data := await connection.read():
-                for part in decoder.feed(data):
-                    await send(part)
-                    over = over or (isinstance(part, Event) and part.type in TERMINAL)
+                over = await _pass(decoder.feed(data), send) or over
+            over = await _pass(decoder.end(), send) or over
         except FrameTooLarge:
             raise errors.UpstreamProtocol(
                 f"One event of the backend is larger than {self._limits.max_frame_bytes} bytes."
             ) from None
+        except jsonbytes.NotJSON as error:
+            # Raised by whoever looked into an event on its way out.
+            raise errors.UpstreamProtocol(f"An event of the backend could not be understood: {error}") from error
         except errors.StreamCut:
             if not over:
                 raise
         if not over:
             raise errors.StreamCut()
         if decoder.rest():
-            await send(Frames(decoder.rest()))
+            await send(sse.event(decoder.rest()))
 
     def _request(self, turn: Turn, endpoint: Endpoint) -> bytes:
         lines = [
@@ -199,3 +203,12 @@ class Client:
     def close(self) -> None:
         """Drops the idle connections."""
         self._pool.close()
+
+
+async def _pass(parts: Iterable[Frames | Event], send: Send) -> bool:
+    """Sends the parts on; whether the response is over with one of them."""
+    over = False
+    for part in parts:
+        await send(part)
+        over = over or (isinstance(part, Event) and part.type in TERMINAL)
+    return over

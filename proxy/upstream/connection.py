@@ -119,7 +119,9 @@ class Connection(asyncio.Protocol):
         self._heard = self._loop.time()
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade:
+            self._fail(errors.UpstreamProtocol("The backend changed the protocol although it was not asked to."))
+        except httptools.HttpParserError as error:
             self._fail(errors.UpstreamProtocol(f"The backend's answer is not HTTP/1.1: {error}"))
         if self._held > _HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
@@ -140,6 +142,11 @@ class Connection(asyncio.Protocol):
 
     # What the parser calls
 
+    def on_message_begin(self) -> None:
+        if self.complete:
+            # What nobody asked for would be taken for the answer to this request, or to the next one.
+            raise ValueError("a second answer to one request")
+
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
 
@@ -150,6 +157,8 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             return
+        if not status:
+            raise ValueError("status 000")
         self.status, self.headers, self._pairs = status, tuple(self._pairs), []
         self._keep = self._parser.should_keep_alive()
         if self._method == "HEAD":
@@ -163,9 +172,6 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self.status:  # a 1xx interlude is over
             self._pairs, self._reason = [], b""
-            return
-        if self.complete:
-            self._keep = False  # more than one answer to one request
             return
         self.trailers, self._pairs = tuple(self._pairs), []
         self.complete = True
