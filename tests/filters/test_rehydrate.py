@@ -87,6 +87,14 @@ async def test_only_a_completed_response_can_be_continued(stage: Stage, status: 
     assert str(played.error) == f"cannot continue from response with status '{status}'"
 
 
+async def test_an_operator_may_let_incomplete_responses_be_continued(services: Services):
+    stage = Stage(services, rehydrate={"continue_from": ["completed", "incomplete"]})
+    await stage.turn({"input": "a"}, answer("resp_1", said("x"), status="incomplete"))
+    await stage.turn({"input": "a"}, answer("resp_2", said("x"), status="failed"))
+    assert (await stage.turn({"input": "b", "previous_response_id": "resp_1"}, answer("resp_3"))).error is None
+    assert refused(await stage.turn({"input": "b", "previous_response_id": "resp_2"}))[0] == 400
+
+
 async def test_a_response_that_was_not_stored_cannot_be_continued(stage: Stage):
     await stage.turn({"input": "a", "store": False})
     played = await stage.turn({"input": "b", "previous_response_id": "resp_1"})
@@ -207,6 +215,18 @@ async def test_a_conversation_carries_its_items_and_gains_the_turns(stage: Stage
     played = await stage.turn({"input": "one", "conversation": spelled}, answer("resp_1", said("two")))
     assert played.turn.body.raw == b'{"input":[%b,%b]}' % (user("before"), user("one"))
     assert await stage.items_of("conv_1") == [user("before"), user("one"), said("two")]
+
+
+@pytest.mark.parametrize("spelled", ["conv_1", {"id": "conv_1"}])
+async def test_the_conversation_is_named_in_the_response_as_an_object(stage: Stage, spelled: Any):
+    await stage.conversation("conv_1")
+    told = await stage.turn({"input": "a", "conversation": spelled})
+    assert told.body["conversation"] == {"id": "conv_1"}
+    stream = streamed("resp_2", said("x"))
+    played = await stage.turn({"input": "b", "conversation": spelled, "stream": True}, stream)
+    lifecycle = [event for event in played.events if "response" in event.fields]
+    assert len(lifecycle) == 3
+    assert all(json.loads(event.fields["response"])["conversation"] == {"id": "conv_1"} for event in lifecycle)
 
 
 async def test_a_conversation_turn_that_is_not_stored_is_appended_all_the_same(stage: Stage):
