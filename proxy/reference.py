@@ -23,6 +23,7 @@ _WORDS = {
     Path: "path",
     SecretStr: "secret string",
     NoneType: "null",
+    Any: "anything",
 }
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
