@@ -150,10 +150,14 @@ class App:
                 stack.push_async_callback(_stop, asyncio.get_running_loop().create_task(work))
             yield
 
-    def _chain(self, name: str) -> Next:
+    async def _chain(self, stack: AsyncExitStack, name: str) -> Next:
         *filters, end = self._blue.chains[name]
         backend = getattr(end.config, "backend", None) or next(iter(self._blue.gateway.backends))
         built = [each.factory(each.config, self.services) for each in filters]
+        for each in built:
+            if hasattr(each, "open"):  # a filter that holds something open while the gateway runs
+                await each.open()
+                stack.push_async_callback(each.close)
         return compose(built, self.services.backends[backend])
 
     def _owner(self, name: str) -> Owner:
@@ -166,7 +170,7 @@ class App:
         gateway = self._blue.gateway
         site = Site(
             options=options,
-            chain=self._chain(options.chain),
+            chain=await self._chain(stack, options.chain),
             identify=self._owner(options.chain).identify,
             objects=Objects(self.store, self.services.new_id, self.services.now),
             cancel=self.cancel,

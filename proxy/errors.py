@@ -187,6 +187,10 @@ class RoundLimit(ProxyError):
     status = 508
     code = "round_limit_exceeded"
 
+    def __init__(self, message: str, response: bytes) -> None:
+        super().__init__(message)
+        self.response = response  # what was done until then, as an incomplete response
+
 
 class UpstreamError(ProxyError):
     """The backend failed."""

@@ -16,6 +16,7 @@ from proxy.config.shape import FilterEntry
 from proxy.errors import ConfigError
 
 PACKAGE = "proxy.filters"
+TOOLS = "proxy.tools"
 END = "upstream"  # the last link of every chain: not a filter, but the backend itself
 
 
@@ -52,6 +53,17 @@ def plan(entry: FilterEntry, where: str) -> Plan:
         raise ConfigError(f"{where}.filter: the module {module.__name__} has no class {class_name(name)}")
     config = validated(config_of(module), entry.options, where)
     return Plan(name, config, factory, frozenset(getattr(module, "AFTER", ())))
+
+
+def tool(name: str, options: Any, where: str, kit: Any) -> Any:
+    """A hosted tool by its name. Raises `ConfigError`."""
+    package = importlib.import_module(TOOLS)
+    known = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    if name not in known and "." not in name:
+        raise ConfigError(f"{where}: '{name}': unknown tool; known: {', '.join(known)}")
+    module = importlib.import_module(name if "." in name else f"{TOOLS}.{name}")
+    config = validated(config_of(module), options, f"{where}.{name}")
+    return getattr(module, class_name(name.rpartition(".")[2]))(config, kit)
 
 
 def config_of(module: ModuleType) -> type[Model]:

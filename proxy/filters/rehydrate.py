@@ -6,8 +6,9 @@ themselves go no further; they are put back into what the client sees.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from proxy.protocol import headers as http
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import LIFECYCLE, Answer, Event, Message, encode
 from proxy.protocol.history import check_answers, only_outputs, upstream_input
+from proxy.protocol.lowering import LOWERED
 from proxy.protocol.records import History, Item
 from proxy.protocol.turn import Body, Draft, Operation, Turn
 from proxy.services import Services
@@ -131,9 +133,10 @@ class Rehydrate:
         resolved = await self._resolve(turn, own)
         draft.input = resolved
         check_answers((), resolved)
-        if resolved is own:
+        if resolved is own and not any(item.type in LOWERED for item in own):
             return self._with_session(turn, draft)
-        return self._with_session(turn.replace(body=turn.body.rebuilt({"input": items.join(resolved)})), draft)
+        body = turn.body.rebuilt({"input": upstream_input((), resolved)})
+        return self._with_session(turn.replace(body=body), draft)
 
     async def _of_calls(self, turn: Turn, call_ids: Sequence[str]) -> History:
         """The history whose newest response made all of these calls. Raises `InvalidRequest` where that is not one."""
@@ -157,25 +160,36 @@ class Rehydrate:
         return self._with_session(turn.replace(body=turn.body.rebuilt(changes)), draft)
 
     async def _resolve(self, turn: Turn, own: tuple[Item, ...]) -> tuple[Item, ...]:
-        """The input with every `item_reference` replaced by the item that it names."""
-        wanted = [item.id for item in own if item.type == "item_reference"]
-        if not wanted:
+        """The input with each `item_reference` replaced by what it names, and hosted items by what the store knows."""
+        named = [item for item in own if item.type == "item_reference" or item.type in LOWERED]
+        if not named:
             return own
-        found = await self._services.store.items(turn.owner, wanted)
-        missing = [item_id for item_id in wanted if item_id not in found]
+        found = await self._services.store.items(turn.owner, [item.id for item in named])
+        missing = [item.id for item in named if item.type == "item_reference" and item.id not in found]
         if missing:
             raise errors.InvalidRequest(f"Item with id '{missing[0]}' not found.", param="input")
-        return tuple(found[item.id] if item.type == "item_reference" else item for item in own)
+        return tuple(_known(item, found) for item in own)
 
     def _with_session(self, turn: Turn, draft: Draft) -> Turn:
         if turn.operation is not Operation.CREATE:
             return turn
+        turn = turn.replace(draft=draft)
         if draft.history is not None:
             draft.session = draft.history.session
         added: http.Headers = ((b"x-session-id", draft.session.encode()),) if draft.session else ()
         if draft.history is not None and draft.history.session_token:
             added += ((b"x-session-token", draft.history.session_token.encode("latin-1")),)
         return turn.replace(upstream_headers=turn.upstream_headers + added)
+
+
+def _known(item: Item, found: Mapping[str, Item]) -> Item:
+    stored = found.get(item.id)
+    if item.type == "item_reference" and stored is not None:
+        return stored
+    # A hosted item that a client replays: the store knows what the model really read.
+    if item.type in LOWERED and stored is not None and stored.upstream is not None:
+        return replace(item, upstream=stored.upstream)
+    return item
 
 
 def _previous(body: Body) -> str | None:

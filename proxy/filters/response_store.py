@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from proxy.protocol import headers as http
 from proxy.protocol import items, jsonbytes, mending
 from proxy.protocol.encodings import decoded
 from proxy.protocol.events import Answer, Event, Frames, Head, Message
-from proxy.protocol.records import NewResponse, TurnRecord
+from proxy.protocol.records import Item, NewResponse, TurnRecord
 from proxy.protocol.round import NoResponse, Outcome, Round, outcome, terminal_response
 from proxy.protocol.turn import Draft, Operation, Turn
 from proxy.services import Run, Services
@@ -186,13 +187,18 @@ class _Keeper:
             owner=self._turn.owner,
             completed=completed,
             input=draft.input,
-            output=result.output,
+            output=tuple(self._kept(item) for item in result.output),
             response=self._response(result) if draft.keep else None,
             history=draft.history,
             lease=draft.lease,
             session=draft.session,
             session_token=self._token,
+            approvals=tuple(draft.approvals),
         )
+
+    def _kept(self, item: Item) -> Item:
+        upstream = self._draft.upstream.get(item.id)
+        return item if upstream is None else replace(item, upstream=upstream)
 
     def _response(self, result: Outcome) -> NewResponse:
         now = self._services.now()
@@ -208,7 +214,12 @@ class _Keeper:
 
     async def _keep_failure(self, error: errors.ProxyError) -> None:
         """Stores the response that an error ended, if it had begun; the error itself is on its way to the client."""
-        if self._draft.saved or self._round.response is None or isinstance(error, errors.StoreError):
+        if self._draft.saved or isinstance(error, errors.StoreError):
+            return
+        if isinstance(error, errors.RoundLimit):
+            await self._save(error.response, ())
+            return
+        if self._round.response is None:
             return
         event = self._round.failed(error.type, error.message)
         self._log = None

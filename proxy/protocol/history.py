@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from proxy.errors import InvalidRequest
 from proxy.protocol import items, jsonbytes
+from proxy.protocol.lowering import upstream_bytes
 from proxy.protocol.records import Item
 
 
 def upstream_input(history: Sequence[Item], own: Sequence[Item]) -> bytes:
     """The `input` array; an item that the backend cannot use is left out, always the same way."""
-    return items.join(item for item in (*history, *own) if not _blank(item))
+    return jsonbytes.join_array(sendable((*history, *own)))
+
+
+def sendable(everything: Iterable[Item]) -> list[bytes]:
+    """What the backend is sent for these items, one or several of its own items each, joined by commas."""
+    return [raw for item in everything if not _blank(item) and (raw := upstream_bytes(item))]
 
 
 def _blank(item: Item) -> bool:

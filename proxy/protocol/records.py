@@ -20,7 +20,9 @@ class Item:
     type: str
     body: bytes
     call_id: str | None = None
-    upstream: bytes | None = None  # what the backend is sent in its place: items joined by commas; None: the body itself
+    upstream: bytes | None = (
+        None  # what the backend is sent in its place: items joined by commas; None: the body itself
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
 from proxy.protocol import jsonbytes
 from proxy.protocol.headers import Headers
-from proxy.protocol.records import History, Item, Lease, Owner
+from proxy.protocol.hosting import Approved, Hosted
+from proxy.protocol.records import Approval, History, Item, Lease, Owner
 
 
 class Operation(Enum):
@@ -57,6 +58,9 @@ class Draft:
     history: History | None = None
     lease: Lease | None = None
     saved: bool = False
+    # Told by the tools; used by response_store:
+    upstream: dict[str, bytes] = field(default_factory=dict)  # by output item id: what the backend is sent in its place
+    approvals: list[Approval] = field(default_factory=list)
 
 
 NOBODY = Owner("")
@@ -76,7 +80,8 @@ class Turn:
     stream: bool = False  # set by validate; used by response_store
     draft: Draft | None = None  # set by response_store; used by rehydrate
     upstream_headers: tuple[tuple[bytes, bytes], ...] = ()  # added by filters; used by upstream
-    composed: bool = False  # for filters that rebuild the stream; used by the listener
+    hosted: tuple[tuple[int, Hosted], ...] = ()  # by place in `tools`; set by mcp_tools; used by agentic_loop
+    approved: tuple[Approved, ...] = ()  # set by mcp_tools; used by agentic_loop
 
     def replace(self, **changes: object) -> Turn:
         """This turn with some fields changed."""

@@ -135,7 +135,6 @@ class Listener:
         if turn.operation is not Operation.CREATE:
             return reply.send
         heartbeat = self._site.options.heartbeat
-        seconds = heartbeat.composed_seconds if turn.composed else heartbeat.verbatim_seconds
         waiting = True
 
         async def send(message: Message) -> None:
@@ -144,8 +143,10 @@ class Listener:
             if waiting and isinstance(message, Frames | Event):
                 waiting = False
                 FIRST_EVENT.observe(time.perf_counter() - began)
-            if isinstance(message, Head) and message.events and seconds:
-                reply.beat(seconds)
+            if isinstance(message, Head) and message.events:
+                seconds = heartbeat.composed_seconds if message.composed else heartbeat.verbatim_seconds
+                if seconds:
+                    reply.beat(seconds)
 
         return send
 

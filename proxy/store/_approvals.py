@@ -31,6 +31,6 @@ async def use(connection: AsyncConnection, owner: Owner, approvals: Sequence[App
             raise ApprovalRefused(approval.id, f"approval '{approval.id}' was not found")
         if used:
             raise ApprovalRefused(approval.id, f"approval '{approval.id}' has already been used")
-        if target != approval.target:
+        if approval.target and target != approval.target:  # a refusal names no target
             raise ApprovalRefused(approval.id, f"approval '{approval.id}' was asked for another target")
     await connection.execute(_USE, {"keys": keys})
