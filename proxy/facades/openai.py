@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from urllib.parse import unquote
 
-from proxy.errors import ProxyError
+from proxy.errors import NotFound, ProxyError
 from proxy.protocol.events import Event
 from proxy.protocol.round import error_event
 from proxy.protocol.turn import Operation
@@ -30,16 +31,19 @@ class Kind(Enum):
 
 
 def classify(method: str, path: str, upgrade: bool) -> tuple[Kind, Operation]:
-    """What a request is, from its method and (percent-encoded) path alone."""
+    """What a request is, from its method and (percent-encoded) path alone. Raises `NotFound` for a path that climbs."""
     path = path.rstrip("/") or "/"
-    if method == "POST" and path in _TURNS:
-        return Kind.TURN, _TURNS[path]
-    if upgrade and path == "/v1/responses":
+    plain = unquote(path).rstrip("/")  # as the backend will read it: an encoded spelling is no way around the chain
+    if method == "POST" and plain in _TURNS:
+        return Kind.TURN, _TURNS[plain]
+    if upgrade and plain == "/v1/responses":
         return Kind.UPGRADE, Operation.OTHER
     if method == "POST" and _CANCEL.match(path):
         return Kind.CANCEL, Operation.OTHER
-    if path not in _TURNS and _STATE.match(path):
+    if plain not in _TURNS and _STATE.match(path):
         return Kind.STATE, Operation.OTHER
+    if any(part in (".", "..") for part in plain.split("/")):
+        raise NotFound(f"There is nothing at {path}.")
     return Kind.VERBATIM, Operation.OTHER
 
 

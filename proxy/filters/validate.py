@@ -6,6 +6,7 @@ Only what concerns state is judged; every generation field is the backend's busi
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from pydantic import Field
 
@@ -19,7 +20,8 @@ from proxy.services import Services
 AFTER = frozenset({"owner"})
 
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_strings = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_strings = re.compile(rb'"[^"]*(?:"|\Z)')  # what holds no escapes, and may end in the middle of a string
 _FLAGS = ("stream", "store", "background")
 
 
@@ -68,11 +70,12 @@ def check_members(members: jsonbytes.Fields) -> None:
 
 
 def depth(raw: bytes, enough: int) -> int:
-    """How deep brackets nest outside strings; 0 when there are too few of them to reach `enough`."""
+    """How deep brackets nest outside strings; 0 when there are too few of them to reach `enough`.
+
+    Takes time in proportion to the bytes, whatever they are: nobody has looked yet whether they are JSON.
+    """
     if raw.count(b"[") + raw.count(b"{") <= enough:
         return 0
-    deepest = level = 0
-    for byte in _strings.sub(b"", raw).translate(None, delete=_NO_BRACKETS):
-        level += 1 if byte in b"[{" else -1
-        deepest = max(deepest, level)
-    return deepest
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = _strings.sub(b"", plain).translate(None, delete=_NO_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
