@@ -67,7 +67,9 @@ class Listener:
         except errors.ProxyError as error:
             _count(error)
             reply.fail(error)
-        except (ConnectionResetError, asyncio.CancelledError):
+        except ConnectionResetError:
+            reply.abort()  # the client left while something was written to it: nobody's fault, nothing to say
+        except asyncio.CancelledError:
             reply.abort()
             raise
         except Exception:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from tests.backend import faults
 from tests.integration.gateway import Answer, Gateway
 
 BODY = b'{"model":"smollm2","input":"a"}'
@@ -179,3 +181,19 @@ async def test_an_id_that_nothing_has_is_not_found(both: Gateway, id_: str, meth
         answer = await both.ask(method, path + id_)
         assert (answer.status, answer.error["type"]) == (404, "invalid_request_error")
     assert both.backend.requests == []
+
+
+async def test_a_client_that_leaves_between_two_events_is_no_error(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+    stream = [b": one\n\n", gate, *[b": more\n\n" * 10_000] * 100]
+    gateway.backend.script(faults.stream(stream, then="cut"))
+    async with gateway.client() as client:
+        await client.send("POST", "/v1/responses", b'{"input":"a","stream":true}', ())
+        await client.until(b": one")
+        gate.set()
+    request = await gateway.backend.received(1)
+    await asyncio.wait_for(request.gone.wait(), 5)
+    await check_serves(gateway)
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
