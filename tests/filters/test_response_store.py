@@ -239,6 +239,7 @@ async def test_no_completion_goes_out_that_could_not_be_stored(
     played = await stage.turn({"input": "a", "stream": True}, stream)
     assert played.error is failure
     assert played.heard == stream[:-1]
+    assert len(watched.records) == 1, "a store that fails is not asked again"
     played = await stage.turn({"input": "a"}, answer("resp_2", said("x")))
     assert played.error is failure
     assert played.heard == []
