@@ -20,7 +20,10 @@ test: .venv/.dev ## the whole suite, on SQLite and on a PostgreSQL that it bring
 	$(BIN)/python -m pytest
 
 test-vllm: .venv/.dev ## the live suite against a real vLLM on the CPU (installed at the first run: about 4 GB)
-	$(BIN)/python -m pytest --override-ini addopts="--strict-markers --strict-config -ra" tests/live
+	$(BIN)/python -m pytest $(LIVE) tests/live
+
+# The first test waits for the installation, which has limits of its own; the tests themselves keep theirs.
+LIVE := --override-ini addopts="--strict-markers --strict-config -ra" --override-ini timeout_func_only=true
 
 check: lint test ## format, lint, types, import contracts, then the whole suite
 
