@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Both need Python 3.11 or newer with pip, and nothing else.
+# Two commands matter: `make demo` and `make test`. Both need Python 3.11 or newer with pip and venv, and nothing else.
 # `make help` lists the rest.
 
 PYTHON ?= python3
