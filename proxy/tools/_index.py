@@ -87,7 +87,7 @@ class FileIndex:
                 "ORDER BY bm25(passages), rowid LIMIT ?",
                 (match, limit),
             ).fetchall()
-        return [Passage(*row[:5], _score(row[5])) for row in rows]
+        return [Passage(id_, name, title, url, text, _score(rank)) for id_, name, title, url, text, rank in rows]
 
 
 def _score(bm25: float) -> float:

@@ -47,7 +47,7 @@ class Config(Model):
     api_key: SecretStr | None = Field(None, description="The provider's key (Brave, Tavily).")
     offline_folder: Path | None = Field(
         None,
-        description="Text files to answer from when a request forbids external_web_access; `url: …` may be the first line.",
+        description="Text files to answer from without the web; the first line of each may be `url: …`.",
     )
     default_context_size: Literal["low", "medium", "high"] = Field("medium", description="How many results: 3, 5, 10.")
     timeout_seconds: float = Field(10, gt=0, le=120, description="How long the provider may take.")
