@@ -33,9 +33,11 @@ _DEFINITION = jsonbytes.encode(
         "description": "Search the user's files. Cite a passage that you use by its file name in square brackets.",
         "parameters": {
             "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for."}},
+            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 300}},
             "required": ["query"],
+            "additionalProperties": False,
         },
+        "strict": True,  # the engine then holds even a small model to this shape
     }
 )
 

@@ -32,9 +32,11 @@ _DEFINITION = jsonbytes.encode(
         "description": "Search the web. Cite a page that you use by its address in a Markdown link.",
         "parameters": {
             "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for."}},
+            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 300}},
             "required": ["query"],
+            "additionalProperties": False,
         },
+        "strict": True,  # the engine then holds even a small model to this shape
     }
 )
 
