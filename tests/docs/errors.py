@@ -32,8 +32,12 @@ precise is known.
 def page() -> str:
     """The whole page."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.ProxyError)]
-    rows = [f"| `{kind.__name__}` | {kind.status} | {_code(kind)} | {kind().message} |" for kind in kinds]
+    rows = [f"| `{kind.__name__}` | {kind.status} | {_code(kind)} | {_message(kind)} |" for kind in kinds]
     return HEAD + "\n".join(rows) + "\n"
+
+
+def _message(kind: type[errors.ProxyError]) -> str:
+    return (inspect.getdoc(kind) or "").splitlines()[0]
 
 
 def _code(kind: type[errors.ProxyError]) -> str:
