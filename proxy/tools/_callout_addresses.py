@@ -94,10 +94,15 @@ def _embedded(address: IPv6Address) -> Iterator[Address]:
         yield from address.teredo
     if LOW_32 >= number > 1:  # the deprecated ::a.b.c.d
         yield IPv4Address(number)
-    if address in LOCAL_NAT64:  # any of RFC 6052's prefix lengths may be in use
-        yield IPv4Address(number & LOW_32)
-        for tail in (16, 24, 32):
-            yield _around_the_u_octet(number, tail)
+    if address in LOCAL_NAT64:
+        yield from filter(int, _in_local_nat64(number))
+
+
+def _in_local_nat64(number: int) -> Iterator[IPv4Address]:
+    """As for each of the prefix lengths that may be in use; most of these are not meant."""
+    yield IPv4Address(number & LOW_32)
+    for tail in (16, 24, 32):
+        yield _around_the_u_octet(number, tail)
 
 
 def _around_the_u_octet(number: int, tail: int) -> IPv4Address:
