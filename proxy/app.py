@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import multiprocessing
 import signal
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -196,7 +197,8 @@ class App:
     async def _serve(self, stack: AsyncExitStack, handler: Any, address: str, tls: ssl.SSLContext | None) -> None:
         # A silent backend must not outlive its client: handlers are cancelled when the connection goes.
         server = Server(handler, handler_cancellation=True, **_WIRE)
-        runner = web.ServerRunner(server, shutdown_timeout=_GRACE)
+        # aiohttp waits this long twice: before and after it marks what is unread of the requests as broken.
+        runner = web.ServerRunner(server, shutdown_timeout=_GRACE / 2)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host, _, port = address.rpartition(":")
@@ -256,6 +258,10 @@ async def serve(blue: Blueprint, *, first: bool = True) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # A supervisor that was killed cannot tell its workers.
+        loop.add_reader(parent.sentinel, stopping.set)
     async with App(blue, first=first).running():
         if first:
             log.info("ready")

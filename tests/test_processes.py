@@ -151,3 +151,11 @@ def test_a_signal_ends_them_all_and_leaves_nothing(gateway: Running, tmp_path: P
     assert "Traceback" not in gateway.said()
     with pytest.raises(ConnectionRefusedError):
         ask(gateway, "GET", "/healthz")
+
+
+def test_workers_do_not_outlive_a_supervisor_that_is_killed(gateway: Running):
+    serving_now = workers(gateway)
+    assert len(serving_now) == 2
+    os.kill(gateway.process.pid, signal.SIGKILL)
+    gateway.process.wait()
+    until(lambda: not any(b"spawn_main" in command(pid) for pid in serving_now), "the workers live on")

@@ -40,6 +40,8 @@ def _gunzip(raw: bytes, limit: int) -> bytes:
         raise TooLong(limit)
     if not machine.eof:
         raise BadEncoding("it ends too early")
+    if machine.unused_data:
+        raise BadEncoding("something follows its end")
     return data
 
 
@@ -53,4 +55,6 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
     machine.decompress(raw)
     if not machine.eof:
         raise BadEncoding("it ends too early")
+    if machine.unused_data:
+        raise BadEncoding("something follows its end")
     return data

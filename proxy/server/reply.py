@@ -61,7 +61,8 @@ class Reply(web.StreamResponse):
         """Passes one message on; waits while the client does not read."""
         match message:
             case Frames() | Event():
-                self._latest = message.raw
+                if b'"sequence_number"' in message.raw:
+                    self._latest = message.raw
                 await self._write(message.raw)
             case Chunk():
                 await self._write(message.raw)
@@ -82,9 +83,7 @@ class Reply(web.StreamResponse):
             headers = (_JSON, (b"X-Request-Id", self._request_id), *error.headers)
             self._whole(error.status, b"", headers, error_body(error))
         elif self._events:
-            last = sse.frames(self._latest)[-1].sequence_number if self._latest else None
-            event = openai.late_error(error, 0 if last is None else last + 1)
-            self._put(event.raw)
+            self._put(openai.late_error(error, self._last_number() + 1).raw)
         else:
             self.abort()
 
@@ -117,10 +116,15 @@ class Reply(web.StreamResponse):
         """Writes one keepalive event, unless the client does not read anyway."""
         if self._finished or self._http.protocol.writing_paused:
             return
-        last = sse.frames(self._latest)[-1].sequence_number if self._latest else None
-        self._put(encode("keepalive", b'{"type":"keepalive","sequence_number":%d}' % (last or 0)).raw)
+        number = max(self._last_number(), 0)
+        self._put(encode("keepalive", b'{"type":"keepalive","sequence_number":%d}' % number).raw)
 
     # Inner matters
+
+    def _last_number(self) -> int:
+        """The newest sequence number that was sent; -1 before the first."""
+        numbers = (frame.sequence_number for frame in reversed(sse.frames(self._latest)))
+        return next((number for number in numbers if number is not None), -1)
 
     def _begin(self, head: Head) -> None:
         headers = http.without(head.headers, _LENGTH) if head.events else head.headers
