@@ -1,0 +1,163 @@
+"""MCP servers: asks each one that a turn names what it offers, and carries out what a person has approved.
+
+The calls themselves are the agentic loop's to run; this filter only tells it what may be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.chain import Next, Send
+from proxy.errors import InvalidRequest
+from proxy.protocol import jsonbytes
+from proxy.protocol.history import upstream_input
+from proxy.protocol.hosting import Approved, Hosted, HostedCall, Kit, Request
+from proxy.protocol.lowering import pair
+from proxy.protocol.records import Approval, Item
+from proxy.protocol.turn import Draft, Operation, Turn
+from proxy.services import Services
+from proxy.store import ApprovalRefused
+from proxy.tools.mcp import Config as McpConfig
+from proxy.tools.mcp import Mcp
+
+AFTER = frozenset({"owner", "validate", "response_store", "rehydrate"})
+
+
+class Config(McpConfig):
+    """Options of the filter: those of the MCP tool."""
+
+
+class McpTools:
+    """Sets `turn.hosted` and `turn.approved`."""
+
+    def __init__(self, config: Config, services: Services) -> None:
+        self._services = services
+        self._mcp = Mcp(config, Kit(services.new_id, services.now))
+
+    async def open(self) -> None:
+        """Opens the tool."""
+        await self._mcp.open()
+
+    async def close(self) -> None:
+        """Closes it."""
+        await self._mcp.close()
+
+    async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
+        if turn.operation is not Operation.CREATE:
+            await call_next(turn, send)
+            return
+        hosted = await self._declared(turn)
+        handed_on = False
+        try:
+            turn = turn.replace(hosted=tuple(hosted.items()))
+            turn = await self._approved(turn, list(hosted.values()))
+            handed_on = True
+            await call_next(turn, send)
+        finally:
+            if not handed_on:
+                for each in hosted.values():
+                    await each.close()
+
+    async def _declared(self, turn: Turn) -> dict[int, Hosted]:
+        raw = turn.body.fields.get("tools", b"")
+        if b'"mcp"' not in raw or not raw.startswith(b"["):
+            return {}
+        found: dict[int, Hosted] = {}
+        try:
+            await self._declare_all(jsonbytes.elements(raw), _request(turn), found)
+        except BaseException:
+            for each in found.values():
+                await each.close()
+            raise
+        return found
+
+    async def _declare_all(self, declared: Sequence[bytes], request: Request, found: dict[int, Hosted]) -> None:
+        for index, raw in enumerate(declared):
+            if not raw.startswith(b"{") or jsonbytes.text(jsonbytes.fields(raw).get("type")) != "mcp":
+                continue
+            hosted = await self._mcp.declare(jsonbytes.value(raw), request)
+            if hosted is not None:
+                found[index] = hosted
+
+    async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
+        """Uses up the approvals that the input brings; a refusal becomes what the model reads."""
+        draft = turn.draft
+        answers = [item for item in (draft.input if draft else None) or () if item.type == "mcp_approval_response"]
+        if draft is None or not answers:
+            return turn
+        requests = _requests(draft)
+        approved = [_answered(answer, requests, hosted) for answer in answers]
+        await self._use(turn, draft, approved)
+        denied = {each.response_item: each for each in approved if each.hosted is None}
+        draft.input = tuple(_with_denial(item, denied.get(item.id)) for item in draft.input or ())
+        if denied:
+            history = draft.history.items if draft.history else ()
+            turn = turn.replace(body=turn.body.rebuilt({"input": upstream_input(history, draft.input)}))
+        return turn.replace(approved=tuple(approved))
+
+    async def _use(self, turn: Turn, draft: Draft, approved: Sequence[Approved]) -> None:
+        ids = [each.request_id for each in approved]
+        if len(set(ids)) != len(ids):
+            raise InvalidRequest("An approval request is answered twice.", param="input")
+        used = [Approval(each.request_id, self._target(each)) for each in approved]
+        try:
+            await self._services.store.use_approvals(turn.owner, used)
+        except ApprovalRefused as error:
+            raise InvalidRequest(str(error), param="input") from error
+
+    def _target(self, each: Approved) -> str:
+        if each.hosted is None:
+            return ""  # a refusal holds whatever the target has become
+        return each.hosted.approval(HostedCall("", "", each.name, each.arguments)) or ""
+
+
+def _request(turn: Turn) -> Request:
+    listed = [item.body for item in _history(turn.draft) if item.type == "mcp_list_tools"]
+    return Request(turn.owner, frozenset(), {"mcp_list_tools": listed})
+
+
+def _history(draft: Draft | None) -> tuple[Item, ...]:
+    return draft.history.items if draft is not None and draft.history is not None else ()
+
+
+def _requests(draft: Draft) -> dict[str, jsonbytes.Fields]:
+    """The approval requests that the history or the input holds, by id."""
+    known = (*_history(draft), *(draft.input or ()))
+    return {item.id: jsonbytes.fields(item.body) for item in known if item.type == "mcp_approval_request"}
+
+
+def _answered(answer: Item, requests: dict[str, jsonbytes.Fields], hosted: Sequence[Hosted]) -> Approved:
+    members = jsonbytes.fields(answer.body)
+    request_id = jsonbytes.text(members.get("approval_request_id"))
+    approve = members.get("approve")
+    if request_id is None or approve not in (b"true", b"false"):
+        raise InvalidRequest("An mcp_approval_response needs 'approval_request_id' and 'approve'.", param="input")
+    asked = requests.get(request_id)
+    if asked is None:
+        raise InvalidRequest(f"approval '{request_id}' was not found", param="input")
+    label, name = jsonbytes.text(asked.get("server_label")) or "", jsonbytes.text(asked.get("name")) or ""
+    function, tool = _function(label, name, hosted)
+    arguments = jsonbytes.text(asked.get("arguments")) or "{}"
+    if approve == b"false":
+        return Approved(request_id, function, arguments, answer.id, None, jsonbytes.text(members.get("reason")))
+    if tool is None:
+        raise InvalidRequest(f"The approved tool '{name}' of '{label}' is not declared in this request.", param="tools")
+    return Approved(request_id, function, arguments, answer.id, tool)
+
+
+def _function(label: str, name: str, hosted: Sequence[Hosted]) -> tuple[str, Hosted | None]:
+    """The function that stands for a server's tool, and its tool when it is declared in this turn."""
+    for each in hosted:
+        for function in each.functions:
+            shown = each.start(HostedCall("", "", function.name, "{}")).item
+            if (shown.get("server_label"), shown.get("name")) == (label, name):
+                return function.name, each
+    return f"{label}__{name}", None
+
+
+def _with_denial(item: Item, denied: Approved | None) -> Item:
+    if denied is None:
+        return item
+    said = f"The user did not approve this call{f': {denied.reason}' if denied.reason else '.'}"
+    return replace(item, upstream=pair(denied.request_id, denied.name, denied.arguments, said))
