@@ -19,7 +19,7 @@ from proxy.tools._mcp_listing import Listed
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}\Z")
-_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]{0,8192}\Z")
+_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}\Z")
 _NOT_THEIRS = frozenset(
     {
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
@@ -137,7 +137,7 @@ def _connector(label: str, declaration: Mapping[str, Any], connectors: Mapping[s
         _refuse(f"the connector of the MCP server '{label}' is not known here")
     if declaration.get("headers"):
         _refuse(f"'headers' of the connector '{name}' are its configuration's")
-    headers = {key.lower(): value.get_secret_value() for key, value in known.headers.items()}
+    headers = {key.lower(): value.get_secret_value().strip() for key, value in known.headers.items()}
     authorization = _authorization(declaration, label)
     if authorization is not None and (known.authorization is not None or "authorization" in headers):
         _refuse(f"'authorization' of the connector '{name}' is its configuration's")
@@ -154,7 +154,7 @@ def _authorization(declaration: Mapping[str, Any], label: str) -> str | None:
         return None
     if not isinstance(value, str) or not value.strip() or not _VALUE.match(value):
         _refuse(f"'authorization' of the MCP server '{label}' must be a token")
-    return _bearer(value)
+    return _bearer(value.strip())
 
 
 def _bearer(token: str) -> str:
@@ -179,7 +179,7 @@ def _headers(headers: object, label: str) -> dict[str, str]:
     for name, value in headers.items():
         if not is_header(name, value):
             _refuse(f"the MCP server '{label}' cannot be given the header '{str(name)[:128]}', or not with this value")
-    lower = {name.lower(): value for name, value in headers.items()}
+    lower = {name.lower(): value.strip() for name, value in headers.items()}
     if len(lower) != len(headers):
         _refuse(f"'headers' of the MCP server '{label}' name one header twice")
     return lower

@@ -75,6 +75,11 @@ def _listed(tool: types.Tool) -> Listed:
     return Listed(tool.name, tool.input_schema, tool.description, plain or None)
 
 
+def redacted(tools: Listing, redact: Callable[[str], str]) -> Listing:
+    """The list without secrets that its server may have echoed."""
+    return _tools({"tools": msgspec.json.decode(redact(_encoded(tools).decode()))})
+
+
 def functions(label: str, tools: Listing) -> dict[str, tuple[Function, Listed]]:
     """What the model is shown of the tools, by the functions' names. Raises `InvalidRequest`."""
     found: dict[str, tuple[Function, Listed]] = {}

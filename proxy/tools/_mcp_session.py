@@ -29,6 +29,7 @@ Streams = AbstractAsyncContextManager[tuple[Any, Any]]
 GOODBYE_SECONDS = 1.0  # for telling the server that a session is over
 MOST_OF_A_MESSAGE = 2000
 CLOSED = "the connection to the server was closed"
+FORGOTTEN = 404  # a server that restarted; the specification has a client begin anew
 LIBRARY_SAYS_CLOSED = "Connection closed"
 LIBRARY_SAYS_TOO_LARGE = "Server-sent event exceeded"
 OLDER_TRANSPORT = (400, 404, 405)  # the answers to a POST after which the MCP specification has a client try SSE
@@ -114,9 +115,10 @@ class Session:
         try:
             result = await work(await asyncio.shield(self._ready))
         except Exception as error:  # noqa: BLE001 - the library raises as it likes; whatever it is, the server failed
-            if isinstance(error, MCPError) and error.message == LIBRARY_SAYS_CLOSED:
-                self._lost(Fault(CLOSED))
-            _fail(outcome, self._fault or fault_of(error))
+            fault = fault_of(error)
+            _fail(outcome, self._fault or fault)
+            if fault.message == CLOSED or fault.error["code"] == FORGOTTEN:
+                self._lost(fault)
         else:
             if not outcome.done():
                 outcome.set_result(result)
@@ -197,6 +199,8 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _told(error: MCPError) -> Fault:
+    if error.message == LIBRARY_SAYS_CLOSED:
+        return Fault(CLOSED)
     if http.TOO_LARGE in error.message or LIBRARY_SAYS_TOO_LARGE in error.message:
         return Fault(http.TOO_LARGE)
     if http.BROKE_OFF in error.message:

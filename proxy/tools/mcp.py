@@ -7,6 +7,7 @@ request waives it. What `headers` and `authorization` hold goes to that server, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,10 @@ class Mcp:
 
     async def _destination(self, read: Declaration) -> Destination:
         try:
-            return await self._callout.destination(read.target.url, private=read.target.connector is not None)
+            async with asyncio.timeout(self.config.list_timeout_seconds):
+                return await self._callout.destination(read.target.url, private=read.target.connector is not None)
+        except TimeoutError:
+            raise _not_listed(read, Fault("the server's name could not be resolved in time")) from None
         except Refused as error:
             message = f"Invalid 'tools': the MCP server '{read.label}' cannot be used: {error.reason}."
             raise InvalidRequest(message, param="tools") from None
@@ -169,8 +173,9 @@ class Server:
             return await listings.ask(session, config.max_result_bytes)
 
         found = await self._open().ask(ask, config.list_timeout_seconds)
-        if wanted is not None:
-            memory.keep(wanted, found)
+        if wanted is None:
+            return listings.redacted(found, self._declaration.target.redact)
+        memory.keep(wanted, found)
         return found
 
     def _shown(self, wanted: Wanted | None, listing: Listing) -> Opening:

@@ -345,7 +345,11 @@ async def test_credentials_are_sent_and_shown_nowhere(caplog: pytest.LogCaptureF
         said = " ".join([request.headers["authorization"], request.headers["x-key"]])
         return servers.result(message, servers.text(said, isError=message["params"]["arguments"]["fail"]))
 
-    async with scripted(tools_call=echo) as seen, tool(seen.origin) as mcp:
+    async def told(request: Any, message: Any) -> Any:
+        said = request.headers["authorization"]
+        return servers.result(message, {"tools": [servers.tool("t", description=said)]})
+
+    async with scripted(tools_call=echo, tools_list=told) as seen, tool(seen.origin) as mcp:
         secret = {"authorization": "tok-123456", "headers": {"X-Key": "key-123456"}}
         async with hosted(mcp, declared(f"{seen.origin}/?apikey=url-123456", **secret)) as srv:
             shown = [repr(srv), repr(srv.opening), repr(srv.functions), repr(srv._declaration), repr(srv._link)]  # type: ignore[attr-defined]

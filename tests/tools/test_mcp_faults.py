@@ -59,6 +59,9 @@ async def rpc_error(request: web.Request, message: dict[str, Any]) -> web.Respon
     )
 
 
+COMPLETE = {"resultType": "complete"}
+CACHED = {"ttlMs": 0, "cacheScope": "private"}
+
 FAULTS: dict[str, tuple[Reply, str, str, int]] = {
     "drops": (dropped, "broke off", "mcp_protocol_error", -32000),
     "drops its stream": (dropped_stream, "SSE stream ended without a response", "mcp_protocol_error", -32000),
@@ -241,6 +244,45 @@ async def test_tools_that_change_between_rounds_change_nothing_but_their_answers
             check_failed(await run(srv, "srv__new"), "no such tool")
         async with hosted(mcp, declared(seen.origin)) as srv:
             assert [each.name for each in srv.functions] == ["srv__new"]
+
+
+async def test_a_server_that_forgot_the_session_is_greeted_anew():
+    calls = 0
+
+    async def forgets(request: web.Request, message: dict[str, Any]) -> web.Response:
+        nonlocal calls
+        calls += 1
+        return web.Response(status=404) if calls == 1 else result(message, text("done"))
+
+    async with (
+        scripted(tools_call=forgets) as seen,
+        the_tool(seen.origin) as mcp,
+        hosted(mcp, declared(seen.origin)) as srv,
+    ):
+        check_failed(await run(srv, "srv__t"), "HTTP status 404")
+        assert (await run(srv, "srv__t")).output == "done"
+        assert seen.methods().count("initialize") == 2
+
+
+async def test_a_server_that_knows_only_the_newest_protocol():
+    async def initialize(request: web.Request, message: dict[str, Any]) -> web.Response:
+        error = {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"], "requested": "2025-11-25"}}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=400)
+
+    async def discover(request: web.Request, message: dict[str, Any]) -> web.Response:
+        found = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+        return result(message, {**COMPLETE, **CACHED, **found})
+
+    async def lists(request: web.Request, message: dict[str, Any]) -> web.Response:
+        return result(message, {**COMPLETE, **CACHED, "tools": [tool("t")]})
+
+    async def calls(request: web.Request, message: dict[str, Any]) -> web.Response:
+        return result(message, {**COMPLETE, **text("done")})
+
+    methods = {"initialize": initialize, "server_discover": discover, "tools_list": lists, "tools_call": calls}
+    async with scripted(**methods) as seen, the_tool(seen.origin) as mcp, hosted(mcp, declared(seen.origin)) as srv:
+        assert (await run(srv, "srv__t")).output == "done"
+        assert seen.methods() == ["initialize", "server/discover", "tools/list", "tools/call"]
 
 
 async def test_arguments_that_are_none_are_not_sent():
