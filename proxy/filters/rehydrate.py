@@ -20,6 +20,7 @@ from proxy.protocol import headers as http
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import LIFECYCLE, Answer, Event, Message, encode
 from proxy.protocol.history import check_answers, only_outputs, upstream_input
+from proxy.protocol.lookup import storable_id
 from proxy.protocol.lowering import LOWERED
 from proxy.protocol.records import History, Item
 from proxy.protocol.turn import Body, Draft, Operation, Turn
@@ -199,6 +200,8 @@ def _previous(body: Body) -> str | None:
     text = jsonbytes.text(raw)
     if text is None:
         raise errors.InvalidType("previous_response_id must be a string", param="previous_response_id")
+    if not storable_id(text):
+        raise errors.PreviousResponseNotFound(f"Previous response with id '{text}' not found.")
     return text
 
 
@@ -212,6 +215,8 @@ def _conversation(body: Body) -> str | None:
         text = jsonbytes.text(jsonbytes.fields(raw).get("id"))
     if text is None:
         raise errors.InvalidType("conversation must be a string or an object with an 'id'", param="conversation")
+    if not storable_id(text):
+        raise errors.ConversationNotFound(f"Conversation with id '{text}' not found.", param="conversation")
     return text
 
 

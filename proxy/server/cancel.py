@@ -7,6 +7,7 @@ import logging
 
 from proxy import errors
 from proxy.protocol.listing import response_body
+from proxy.protocol.lookup import storable_id
 from proxy.protocol.records import Owner, StoredResponse
 from proxy.services import Services
 
@@ -25,6 +26,8 @@ class Cancel:
 
     async def __call__(self, owner: Owner, response_id: str) -> bytes | None:
         """The cancelled response; None when the backend should be asked. Raises `Cancelled` when it is over."""
+        if not storable_id(response_id):
+            return None
         stored = await self._services.store.response(owner, response_id)
         if stored is not None:
             return _over(stored)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.store import Anchor, Call, History, Item, Owner, Page, PageQuery, ResponseHead, StoredResponse, UnknownCursor
 from proxy.store import _tables as t
-from proxy.store._save import padded
+from proxy.store._save import batches
 
 # The tool calls that a client answers; other types carry a call_id too.
 _CLIENT_CALLS = ("function_call", "custom_tool_call")
@@ -182,15 +182,17 @@ async def history_at(connection: AsyncConnection, owner: Owner, row: Sequence[An
 
 async def items(connection: AsyncConnection, owner: Owner, item_ids: Sequence[str]) -> Mapping[str, Item]:
     """The newest item of each id."""
-    if not item_ids:
-        return {}
-    rows = await connection.execute(_NEWEST, {"by_owner": owner, "ids": padded(list(item_ids))})
-    return {row[0]: Item(*row) for row in rows}
+    found = {}
+    for ids in batches(item_ids):
+        rows = await connection.execute(_NEWEST, {"by_owner": owner, "ids": ids})
+        found.update({row[0]: Item(*row) for row in rows})
+    return found
 
 
 async def calls(connection: AsyncConnection, owner: Owner, call_ids: Sequence[str]) -> Sequence[Call]:
     """Who made these calls."""
-    if not call_ids:
-        return ()
-    rows = await connection.execute(_CALLS, {"by_owner": owner, "ids": padded(list(call_ids))})
-    return [Call(*row) for row in rows]
+    found = []
+    for ids in batches(call_ids):
+        rows = await connection.execute(_CALLS, {"by_owner": owner, "ids": ids})
+        found += [Call(*row) for row in rows]
+    return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import BindParameter, Dialect, Executable, bindparam, func, insert, null, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,6 +13,10 @@ from proxy.store import _tables as t
 from proxy.store._database import Database, Rejected
 from proxy.store._group import Outcome
 from proxy.store._plan import ConversationState, Entry, Plan, Row, State, ThreadState
+
+T = TypeVar("T")
+
+_BATCH = 4096  # keys of up to three columns in one statement; asyncpg binds 32767 values, SQLite as many
 
 _KEYS: BindParameter[Any] = bindparam("keys", expanding=True)
 
@@ -53,7 +57,13 @@ _END_LEASE = (
 )
 
 
-def padded(keys: list[Any]) -> list[Any]:
+def batches(keys: Sequence[T]) -> Iterator[list[T]]:
+    """The keys in lists so short that one statement can carry each: no database takes parameters without end."""
+    for start in range(0, len(keys), _BATCH):
+        yield padded(list(keys[start : start + _BATCH]))
+
+
+def padded(keys: list[T]) -> list[T]:
     """The keys, the last repeated up to a power of two: few lengths, so few statements to prepare."""
     full = 1 << (len(keys) - 1).bit_length()
     return keys + keys[-1:] * (full - len(keys))
@@ -134,6 +144,6 @@ async def _find_taken(connection: AsyncConnection, group: Sequence[Entry], state
         if held:
             items = entry.record.input + entry.record.output
             keys |= {(entry.record.owner, held.thread, item.id) for item in items}
-    if keys:
-        for owner, thread, item_id in await connection.execute(_TAKEN, {"keys": padded(sorted(keys))}):
+    for batch in batches(sorted(keys)):
+        for owner, thread, item_id in await connection.execute(_TAKEN, {"keys": batch}):
             state.taken.setdefault((owner, thread), set()).add(item_id)

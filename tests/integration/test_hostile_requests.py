@@ -197,3 +197,30 @@ async def test_a_client_that_leaves_between_two_events_is_no_error(
     await asyncio.wait_for(request.gone.wait(), 5)
     await check_serves(gateway)
     assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+@pytest.mark.parametrize("id_", ["a\0b", "\0", "\n", "a" * 513, "\u202e"])
+async def test_a_turn_cannot_name_what_nothing_is_called(both: Gateway, name: str, id_: str) -> None:
+    answer = await both.create(**{"input": "a", name: id_})
+    assert (answer.status, answer.error["param"]) == (400 if name == "previous_response_id" else 404, name)
+
+
+async def test_nothing_is_cancelled_under_such_a_name(both: Gateway) -> None:
+    answer = await both.ask("POST", "/v1/responses/%00/cancel")
+    assert answer.status == 404
+
+
+@pytest.mark.parametrize("type_", ["item_reference", "function_call_output"])
+async def test_more_names_than_a_statement_carries_are_looked_up(both: Gateway, type_: str) -> None:
+    key = "id" if type_ == "item_reference" else "call_id"
+    answer = await both.create(input=[{"type": type_, key: f"x_{number}", "output": ""} for number in range(33_000)])
+    assert (answer.status, answer.error["param"]) == (400, "input")
+
+
+async def test_a_turn_of_many_items_enters_its_conversation(both: Gateway) -> None:
+    conversation = (await both.ask("POST", "/v1/conversations", b"{}")).json["id"]
+    many = [{"role": "user", "content": ""}] * 9_000
+    both.backend.engine.max_model_len = 1_000_000
+    answer = await both.create(input=many, conversation=conversation, store=False)
+    assert answer.status == 200, answer.body[:300]
