@@ -60,7 +60,7 @@ def decide(round_: Result, functions: Collection[str], budget: int | None) -> De
 
     Raises `UpstreamProtocol` when two hosted calls of one round have the same call_id.
     """
-    finished = round_.type == "response.completed"
+    finished = round_.type == "response.completed" and _status(round_.response) in (None, "completed")
     hosted: list[Planned] = []
     theirs = False
     for raw in round_.items:
@@ -71,10 +71,16 @@ def decide(round_: Result, functions: Collection[str], budget: int | None) -> De
             theirs = True
             continue
         spent = budget is not None and sum(call.fate is Fate.RUN for call in hosted) >= budget
-        hosted.append(_planned(raw, members, unfinished=spent or not finished))
+        cut = jsonbytes.text(members.get("status")) == "incomplete"
+        hosted.append(_planned(raw, members, unfinished=spent or cut or not finished))
     _check_ids(hosted)
     unfinished = any(call.fate is Fate.UNFINISHED for call in hosted)
     return Decision(tuple(hosted), go_on=bool(hosted) and finished and not theirs and not unfinished)
+
+
+def _status(response: bytes) -> str | None:
+    # vLLM says `response.completed` of a response that was cut, too; only its status tells.
+    return jsonbytes.text(jsonbytes.fields(response).get("status"))
 
 
 def _is_hosted(members: jsonbytes.Fields, functions: Collection[str]) -> bool:
