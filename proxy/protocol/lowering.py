@@ -5,6 +5,7 @@ Everything here gives the same bytes for the same input, so that a prompt grows 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from proxy.errors import InvalidRequest
@@ -25,6 +26,8 @@ LOWERED = frozenset(
 )
 # `include` values that only hosted tools understand.
 _OWN_INCLUDES = frozenset({"web_search_call.action.sources", "web_search_call.results"})
+_LONGEST_NAME = 64
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
 _NOT_KEPT = "The results of this earlier call were not kept."
 
 
@@ -43,9 +46,10 @@ def upstream_bytes(item: Item) -> bytes:
 def _stand_in(item: Item, members: jsonbytes.Fields) -> bytes:
     """For a hosted item of which only the public form is known."""
     if item.type == "mcp_call":
-        label, name = jsonbytes.text(members.get("server_label")), jsonbytes.text(members.get("name"))
-        said = jsonbytes.text(members.get("output")) or f"Error: {jsonbytes.text(members.get('error')) or 'it failed'}"
-        return pair(item.id, f"{label}__{name}", jsonbytes.text(members.get("arguments")) or "{}", said)
+        name = function_name(*(jsonbytes.text(members.get(key)) or "" for key in ("server_label", "name")))
+        output = jsonbytes.text(members.get("output"))  # "" where the tool had nothing to say
+        said = f"Error: {_error(members.get('error'))}" if output is None else output
+        return pair(item.id, name, jsonbytes.text(members.get("arguments")) or "{}", said)
     if item.type == "web_search_call":
         action = members.get("action", b"{}")
         query = jsonbytes.fields(action).get("query") if action.startswith(b"{") else None
@@ -55,6 +59,19 @@ def _stand_in(item: Item, members: jsonbytes.Fields) -> bytes:
         said = results.decode() if jsonbytes.present(results) and results is not None else _NOT_KEPT
         return pair(item.id, "file_search", _arguments("queries", members.get("queries")), said)
     return b""
+
+
+def function_name(label: str, name: str) -> str:
+    """What the function is called that stands for a server's tool."""
+    return _ODD.sub("_", f"{label}__{name}")[:_LONGEST_NAME]
+
+
+def _error(raw: bytes | None) -> str:
+    """The message of an `mcp_call`'s error, a string or an object."""
+    if raw is None or not raw.startswith(b"{"):
+        return jsonbytes.text(raw) or "it failed"
+    members = jsonbytes.fields(raw)
+    return jsonbytes.text(members.get("message")) or members.get("content", b"it failed").decode("utf-8", "replace")
 
 
 def _arguments(name: str, raw: bytes | None) -> str:
@@ -118,20 +135,22 @@ class Tools:
         mode = jsonbytes.text(members.get("mode")) or "auto"
         names: set[str] = set()
         for raw in jsonbytes.elements(members.get("tools", b"[]")):
-            names |= self._named(jsonbytes.fields(raw)) or {_name(raw)}
+            named = self._named(jsonbytes.fields(raw))
+            names |= {_name(raw)} if named is None else named
         if mode == "required" and not names:
             raise InvalidRequest("'tool_choice' requires a tool, but allows none", param="tool_choice")
         return jsonbytes.encode(mode if names else "none"), frozenset(names)
 
     def _named(self, members: jsonbytes.Fields) -> frozenset[str] | None:
         """The functions that a reference to a hosted tool means; None when no hosted tool is meant."""
-        label = jsonbytes.text(members.get("server_label")) or jsonbytes.text(members.get("type")) or ""
+        type_ = jsonbytes.text(members.get("type")) or ""
+        label = jsonbytes.text(members.get("server_label")) or type_
         index = self._labels.get(label)
-        if index is None:
+        if index is None or type_ in ("function", "custom"):
             return None
         wanted = jsonbytes.text(members.get("name"))
         functions = self._hosted[index]
-        return frozenset(f.name for f in functions if wanted is None or f.name.endswith(f"__{wanted}"))
+        return frozenset(f.name for f in functions if wanted is None or f.name == function_name(label, wanted))
 
 
 def without_own_includes(raw: bytes | None) -> bytes | None:
