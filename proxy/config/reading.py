@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -36,6 +36,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {_broken(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {type(error).__name__}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep") from None
     if not isinstance(data or {}, dict):
         raise ConfigError(f"{path}: must be a mapping; known keys: {', '.join(Gateway.model_fields)}")
     return data or {}
@@ -55,6 +59,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key}' is there twice", key_node.start_mark)
             seen.add(key)
@@ -63,7 +69,11 @@ class _Loader(yaml.SafeLoader):
 
 def parse(data: dict[str, Any], source: str) -> Gateway:
     """Expands and validates what a YAML file said. Raises `ConfigError` with one line for each mistake."""
-    return validated(Gateway, expand(data, source), source)
+    try:
+        expanded = expand(data, source)
+    except RecursionError:  # an alias within what it stands for
+        raise ConfigError(f"{source}: is nested too deep") from None
+    return validated(Gateway, expanded, source)
 
 
 def validated(model: type[ModelT], data: object, where: str) -> ModelT:

@@ -118,6 +118,20 @@ def test_a_file_that_is_no_such_mapping_is_refused(written: Any, text: str | byt
     assert message in told(written(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [*a]", "nested too deep"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("? [a]\n: 1", "a key must be a word"),
+        ("a: " + "9" * 5000, "not valid YAML"),
+    ],
+)
+def test_a_file_that_only_python_stumbles_over_is_refused(written: Any, text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load(written(text))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     assert "No such file" in told(tmp_path / "gone.yaml")
 
