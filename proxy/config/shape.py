@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -20,6 +21,10 @@ class Model(BaseModel):
 def _http_url(url: str) -> str:
     if not re.match(r"https?://[^/?#\s]+(/[^?#\s]*)?\Z", url):
         raise ValueError("must be a URL such as http://host:8000")
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"must be a URL such as http://host:8000: {error}") from None
     return url
 
 

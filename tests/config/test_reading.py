@@ -64,6 +64,13 @@ def test_a_file_that_names_a_backend_is_enough(written: Any):
             GOOD + "workers: many\n",
             ["FILE: workers: 'many': must be a valid integer, unable to parse string as an integer"],
         ),
+        (
+            "backends: {main: {endpoints: ['http://a:99999']}}",
+            [
+                "FILE: backends.main.endpoints[0]: 'http://a:99999': must be a URL such as http://host:8000: "
+                "Port out of range 0-65535"
+            ],
+        ),
         (GOOD + "workers: 0\n", ["FILE: workers: 0: must be greater than or equal to 1"]),
         (
             GOOD + "telemetry: {log_level: loud}\n",
