@@ -15,9 +15,11 @@ from proxy.protocol.events import Event, Frames, encode
 from proxy.protocol.sse import frames
 
 # A quoted name followed by a colon cannot stand inside a JSON string: its quotes would be escaped there.
-_NUMBERS = re.compile(rb'"(output_index|sequence_number)":\s*(\d+)')
-_INDEX = re.compile(rb'"output_index":\s*(\d+)')
-_COUNTED = b'"sequence_number":'
+_NUMBERS = re.compile(rb'"(output_index|sequence_number)"\s*:\s*(\d+)')
+_INDEX = re.compile(rb'"output_index"\s*:\s*(\d+)')
+_NUMBERED = re.compile(rb'"sequence_number"\s*:')
+_COUNTED = b'"sequence_number":'  # how everybody spells it: looked for first, since that costs least
+_OF_ITEMS = frozenset({"response.output_item.added", "response.output_item.done"})
 
 
 class Composer:
@@ -49,23 +51,24 @@ class Composer:
         members = event.fields
         if "response" in members:
             return self._lifecycle(event, members)
-        if event.type == "response.output_item.added" and self._hides(members):
-            self._shifted = True
-            return []
         index = _index(members)
         if index is not None and index in self._hidden:
             return []
-        if event.type == "response.output_item.added" and index is not None:
-            self._places[index] = self._items
-            self._items += 1
+        if event.type in _OF_ITEMS:  # `done` may come alone
+            if self._hides(members):
+                self._shifted = True
+                return []
+            if index is not None and index not in self._places:
+                self._places[index] = self._items
+                self._items += 1
         if event.type == "response.output_item.done":
             self.output.append(members.get("item", b"{}"))
-        return [self._renumbered(event)]
+        return [self._renumbered(event, members)]
 
     def frames(self, run: Frames) -> list[Frames]:
         """A run of deltas as the client shall see it."""
         if not self._shifted:
-            self._sequence += run.raw.count(_COUNTED)
+            self._sequence += run.raw.count(_COUNTED) or len(_NUMBERED.findall(run.raw))
             return [run]
         raw = run.raw
         if self._hidden:
@@ -130,6 +133,7 @@ class Composer:
         if self._round > 0:
             return []
         response = self._pinned(members["response"], self._overrides)
+        self._shifted = self._shifted or event.sequence_number != self._sequence
         number = jsonbytes.encode(self._sequence)
         self._sequence += 1
         data = jsonbytes.join_object({**members, "response": response, "sequence_number": number})
@@ -158,11 +162,19 @@ class Composer:
         match = _INDEX.search(raw)
         return match is not None and int(match[1]) in self._hidden
 
-    def _renumbered(self, event: Event) -> Event:
+    def _renumbered(self, event: Event, members: jsonbytes.Fields) -> Event:
+        self._shifted = self._shifted or event.sequence_number not in (None, self._sequence)
         if not self._shifted:
-            self._sequence += event.raw.count(_COUNTED)
+            self._sequence += event.sequence_number is not None
             return event
-        return Event(_NUMBERS.sub(self._number, event.raw), event.name)
+        names = [name for name in ("output_index", "sequence_number") if members.get(name, b"").isdigit()]
+        found = [match[1].decode() for match in _NUMBERS.finditer(event.raw)]
+        if sorted(found) == names:
+            return Event(_NUMBERS.sub(self._number, event.raw), event.name)
+        # An object within bears the same name: only the event's own members are meant.
+        own = {name: b'"%b":%b' % (name.encode(), members[name]) for name in names}
+        changes = {name: _NUMBERS.sub(self._number, raw).partition(b":")[2] for name, raw in own.items()}
+        return encode(event.type, jsonbytes.join_object({**members, **changes}))
 
     def _number(self, match: re.Match[bytes]) -> bytes:
         if match[1] == b"output_index":
