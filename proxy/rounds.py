@@ -12,14 +12,14 @@ from typing import Any
 
 from proxy import errors
 from proxy.chain import Next, Send
+from proxy.protocol import headers as http
 from proxy.protocol import jsonbytes, lowering
 from proxy.protocol import loop as decisions
 from proxy.protocol.citing import cited
 from proxy.protocol.composer import Composer
 from proxy.protocol.events import Answer, Event, Frames, Head, Message
-from proxy.protocol.history import sendable
-from proxy.protocol.hosting import Finished, Hosted, HostedCall, LocalEvent, Started
-from proxy.protocol.items import user_message
+from proxy.protocol.history import extended, sendable
+from proxy.protocol.hosting import Finished, Hosted, HostedCall, LocalEvent, Started, failure
 from proxy.protocol.loop import Decision, Fate, Planned, Result
 from proxy.protocol.records import Approval
 from proxy.protocol.round import Round
@@ -77,7 +77,7 @@ class Rounds:
         await self._before()
         turn = self._first()
         for number in range(1, self._bounds.max_rounds + 1):
-            result = await self._ask(turn, call_next)
+            result = await self._asked(turn, call_next)
             if result is None:
                 return
             decision = decisions.decide(result, self._offer.owners, self._budget)
@@ -117,6 +117,16 @@ class Rounds:
 
     # One round
 
+    async def _asked(self, turn: Turn, call_next: Next) -> Result | None:
+        """The same, where a backend that breaks down in a later round fails the response that there is."""
+        try:
+            return await self._ask(turn, call_next)
+        except errors.UpstreamError as error:
+            if self._last is None or not self._head_sent:
+                raise
+            await self._fail(error.type, error.message)
+            return None
+
     async def _ask(self, turn: Turn, call_next: Next) -> Result | None:
         """One round of the model. None: the answer was an error, and has been passed on."""
         self._round, self._answer, self._done_mark = Round(), None, None
@@ -137,6 +147,8 @@ class Rounds:
 
     async def _receive(self, message: Message) -> None:
         match message:
+            case Frames() if self._round.terminal is not None:
+                pass  # nothing can follow the end of a response
             case Frames():
                 self._round.observe(message)
                 for frames in self._composer.frames(message):
@@ -151,20 +163,24 @@ class Rounds:
     async def _head(self, head: Head) -> None:
         if not head.events:
             raise errors.UpstreamProtocol("The backend's answer is neither JSON nor an event stream.")
+        if self._last is not None and not self._head_sent:
+            raise errors.UpstreamProtocol("The backend streamed a later round, but not the first.")
         if not self._head_sent:
             self._head_sent = True
             await self._send(replace(head, composed=True))
 
     async def _event(self, event: Event) -> None:
-        self._round.observe(event)
-        if event.terminal:
-            return
-        if not event.type:
+        if event.data == b"[DONE]":
             self._done_mark = event
             return
-        lifecycle = "response" in event.fields
-        if self._prelude and not lifecycle:
+        if self._round.terminal is not None:
+            return
+        self._round.observe(event)
+        begun = event.type and self._round.response is not None
+        if self._prelude and begun and (event.terminal or "response" not in event.fields):
             await self._show_prelude()
+        if event.terminal:
+            return
         for shown in self._composer.event(event):
             for part in self._with_citations(shown):
                 await self._send(part)
@@ -184,6 +200,8 @@ class Rounds:
         if not 200 <= answer.status < 300:
             await self._refused(answer)
             return None
+        if self._head_sent:
+            raise errors.UpstreamProtocol("The backend streamed the first round, but not a later one.")
         try:
             members = jsonbytes.fields(answer.body)
             status = jsonbytes.text(members.get("status")) or "completed"
@@ -264,7 +282,7 @@ class Rounds:
         if fate is Fate.UNFINISHED:
             return Finished({**started.item, "status": "incomplete"}, (), "The call was not run.")
         if fate is Fate.BAD_ARGUMENTS:
-            return _failure(started, "The arguments are not a JSON object.")
+            return failure(started, "The arguments are not a JSON object.")
         async with limit:
             return await self._outcome(hosted, call, started)
 
@@ -273,7 +291,7 @@ class Rounds:
             async with asyncio.timeout(self._bounds.tool_seconds):
                 return await hosted.run(call)
         except TimeoutError:
-            return _failure(started, f"The tool did not answer within {self._bounds.tool_seconds:g} seconds.")
+            return failure(started, f"The tool did not answer within {self._bounds.tool_seconds:g} seconds.")
 
     async def _show_call(self, planned: Planned, started: Started, outcome: asyncio.Task[Finished]) -> None:
         place = await self._show_start(started)
@@ -335,13 +353,13 @@ class Rounds:
             "include": lowering.without_own_includes(body.fields.get("include")),
         }
         if self._added:
-            changes["input"] = _extended(body.fields.get("input", b"[]"), self._added)
+            changes["input"] = extended(body.fields.get("input", b"[]"), self._added)
             self._added = []
         return self._turn.replace(body=body.rebuilt(_real(changes, body.fields)))
 
     def _next(self, turn: Turn, result: Result) -> Turn:
         body = turn.body
-        changes: dict[str, bytes | None] = {"input": _extended(body.fields.get("input", b"[]"), self._added)}
+        changes: dict[str, bytes | None] = {"input": extended(body.fields.get("input", b"[]"), self._added)}
         self._added = []
         if body.get("tool_choice") is not None:
             changes["tool_choice"] = b'"auto"'
@@ -352,7 +370,8 @@ class Rounds:
     async def _finish(self, result: Result, changes: jsonbytes.Fields) -> None:
         if self._answer is not None:
             merged = self._composer.merged(result.response, changes)
-            await self._send(replace(self._answer, body=merged))
+            headers = http.without(self._answer.headers, http.BOUND)
+            await self._send(replace(self._answer, headers=headers, body=merged))
             return
         error = jsonbytes.fields(result.response).get("error")
         kept = {"error": error} if error is not None else {}
@@ -370,21 +389,6 @@ class Rounds:
             return
         message = f"The model asked for tools in more than {self._bounds.max_rounds} rounds."
         raise errors.RoundLimit(message, self._composer.merged(self._last.response, changes))
-
-
-def _failure(started: Started, message: str) -> Finished:
-    """How a call ends that was not run, or did not end by itself."""
-    item = {**started.item, "status": "failed"}
-    if item["type"] == "mcp_call":
-        return Finished({**item, "error": message}, (LocalEvent("response.mcp_call.failed", {}),), f"Error: {message}")
-    return Finished(item, (), f"Error: {message}")
-
-
-def _extended(raw: bytes, added: Sequence[bytes]) -> bytes:
-    """An `input` with more at its end; what was there keeps its bytes."""
-    base = raw.strip()
-    inner = user_message(base) if base.startswith(b'"') else base[1:-1].strip()
-    return b"[" + b",".join([part for part in (inner, *added) if part]) + b"]"
 
 
 def _real(changes: Mapping[str, bytes | None], members: jsonbytes.Fields) -> dict[str, bytes | None]:

@@ -29,20 +29,6 @@ from proxy.store.leases import Leases
 
 AFTER = frozenset({"owner", "validate", "response_store"})
 
-# A body with one of these is bound to its exact bytes, or to an encoding that is not undone here.
-_BOUND = frozenset(
-    {
-        b"content-encoding",
-        b"content-range",
-        b"etag",
-        b"last-modified",
-        b"content-md5",
-        b"digest",
-        b"content-digest",
-        b"repr-digest",
-    }
-)
-
 
 class Config(Model):
     """Options of the filter."""
@@ -237,7 +223,7 @@ def _restoring(send: Send, named: jsonbytes.Fields) -> Send:
 
 
 def _restorable(answer: Answer) -> bool:
-    if answer.status != 200 or any(name.lower() in _BOUND for name, _ in answer.headers):
+    if answer.status != 200 or any(name.lower() in http.BOUND for name, _ in answer.headers):
         return False
     if http.media_type(answer.headers) != b"application/json":
         return False

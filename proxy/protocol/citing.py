@@ -39,7 +39,8 @@ def _part(event: Event, members: jsonbytes.Fields, hosted: Sequence[Hosted], com
         return [event]
     # The announcements come first, so the part itself needs a new number.
     place: dict[str, Any] = {name: jsonbytes.value(members[name]) for name in _PLACE if name in members}
-    composer.take_back(1)
+    if event.sequence_number is not None:
+        composer.take_back(1)
     events = [
         composer.local(
             "response.output_text.annotation.added", {**place, "annotation_index": index, "annotation": each}

@@ -19,6 +19,20 @@ HOP_BY_HOP = frozenset(
     }
 )
 
+# A body with one of these is bound to its exact bytes, or to an encoding that is not undone here.
+BOUND = frozenset(
+    {
+        b"content-encoding",
+        b"content-range",
+        b"etag",
+        b"last-modified",
+        b"content-md5",
+        b"digest",
+        b"content-digest",
+        b"repr-digest",
+    }
+)
+
 
 def get(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a header (`name` in lower case)."""

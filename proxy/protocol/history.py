@@ -20,6 +20,13 @@ def sendable(everything: Iterable[Item]) -> list[bytes]:
     return [raw for item in everything if not _blank(item) and (raw := upstream_bytes(item))]
 
 
+def extended(raw: bytes, added: Sequence[bytes]) -> bytes:
+    """An `input` with more at its end; what was there keeps its bytes."""
+    base = raw.strip()
+    inner = items.user_message(base) if base.startswith(b'"') else base[1:-1].strip()
+    return jsonbytes.join_array([part for part in (inner, *added) if part])
+
+
 def _blank(item: Item) -> bool:
     # vLLM streams a message of white space between reasoning and a call, and fails on one without parts.
     # Neither says anything; both would spoil the prompt (or the request) when played back.

@@ -52,6 +52,14 @@ class Finished:
     output: str  # what the model reads
 
 
+def failure(started: Started, message: str) -> Finished:
+    """How a call ends that was not run, or did not end by itself."""
+    item = {**started.item, "status": "failed"}
+    if item["type"] == "mcp_call":
+        return Finished({**item, "error": message}, (LocalEvent("response.mcp_call.failed", {}),), f"Error: {message}")
+    return Finished(item, (), f"Error: {message}")
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """An item that stands before all output of the model, such as the list of a server's tools."""
