@@ -48,7 +48,7 @@ def test_check_shows_what_would_be_served(file: Path):
     assert checked.exit_code == 0
     assert checked.stdout.splitlines() == [
         "listening  http://127.0.0.1:8080 (1 worker)",
-        "chain      owner > validate > response_store > rehydrate > repair > upstream",
+        "chain      owner > validate > response_store > rehydrate > mcp_tools > agentic_loop > repair > upstream",
         "backend    main = http://127.0.0.1:8000",
         "store      sqlite:///rejoinder.db",
         "health     with the listener: /healthz /readyz /metrics",
@@ -89,7 +89,7 @@ def test_check_shows_no_password(file: Path):
         ),
         (
             "backends: {a: {endpoints: ['http://a']}, b: {endpoints: ['http://b']}}\n",
-            "chains.default[5].backend: is missing; known: a, b",
+            "chains.default[7].backend: is missing; known: a, b",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_serve_prints_five_lines_and_ends_with_status_0(tmp_path: Path, sqlite_u
         address = gateway.url.removeprefix("http://")
         assert gateway.said().splitlines()[:5] == [
             f"listening  http://{address} (1 worker)",
-            "chain      owner > validate > response_store > rehydrate > repair > upstream",
+            "chain      owner > validate > response_store > rehydrate > mcp_tools > agentic_loop > repair > upstream",
             "backend    default = http://127.0.0.1:1",
             f"store      {sqlite_url}",
             "health     with the listener: /healthz /readyz /metrics",

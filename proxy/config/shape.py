@@ -9,7 +9,16 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-DEFAULT_CHAIN = ("owner", "validate", "response_store", "rehydrate", "repair", "upstream")
+DEFAULT_CHAIN = (
+    "owner",
+    "validate",
+    "response_store",
+    "rehydrate",
+    "mcp_tools",
+    "agentic_loop",
+    "repair",
+    "upstream",
+)
 
 
 class Model(BaseModel):

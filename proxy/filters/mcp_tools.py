@@ -5,8 +5,10 @@ The calls themselves are the agentic loop's to run; this filter only tells it wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from proxy.chain import Next, Send
 from proxy.errors import InvalidRequest
@@ -56,29 +58,24 @@ class McpTools:
             await call_next(turn, send)
         finally:
             if not handed_on:
-                for each in hosted.values():
-                    await each.close()
+                await _close(hosted.values())
 
     async def _declared(self, turn: Turn) -> dict[int, Hosted]:
         raw = turn.body.fields.get("tools", b"")
         if b'"mcp"' not in raw or not raw.startswith(b"["):
             return {}
-        found: dict[int, Hosted] = {}
-        try:
-            await self._declare_all(jsonbytes.elements(raw), _request(turn), found)
-        except BaseException:
-            for each in found.values():
-                await each.close()
-            raise
+        declared = {index: each for index, each in enumerate(jsonbytes.elements(raw)) if _is_mcp(each)}
+        values = {index: jsonbytes.value(each) for index, each in declared.items()}
+        self._mcp.check(list(values.values()))
+        asking = [self._mcp.declare(value, _request(turn)) for value in values.values()]
+        # All servers at once: the slowest decides, not their sum.
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        found = {index: each for index, each in zip(values, answers, strict=True) if _is_hosted(each)}
+        failed = next((each for each in answers if isinstance(each, BaseException)), None)
+        if failed is not None:
+            await _close(found.values())
+            raise failed
         return found
-
-    async def _declare_all(self, declared: Sequence[bytes], request: Request, found: dict[int, Hosted]) -> None:
-        for index, raw in enumerate(declared):
-            if not raw.startswith(b"{") or jsonbytes.text(jsonbytes.fields(raw).get("type")) != "mcp":
-                continue
-            hosted = await self._mcp.declare(jsonbytes.value(raw), request)
-            if hosted is not None:
-                found[index] = hosted
 
     async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
         """Uses up the approvals that the input brings; a refusal becomes what the model reads."""
@@ -109,7 +106,20 @@ class McpTools:
     def _target(self, each: Approved) -> str:
         if each.hosted is None:
             return ""  # a refusal holds whatever the target has become
-        return each.hosted.approval(HostedCall("", "", each.name, each.arguments)) or ""
+        return each.hosted.target()
+
+
+def _is_mcp(raw: bytes) -> bool:
+    return raw.startswith(b"{") and jsonbytes.text(jsonbytes.fields(raw).get("type")) == "mcp"
+
+
+def _is_hosted(each: Hosted | BaseException | None) -> TypeGuard[Hosted]:
+    return each is not None and not isinstance(each, BaseException)
+
+
+async def _close(hosted: Iterable[Hosted]) -> None:
+    for each in hosted:
+        await each.close()
 
 
 def _request(turn: Turn) -> Request:

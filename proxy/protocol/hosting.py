@@ -102,6 +102,9 @@ class Hosted(Protocol):
     def approval(self, call: HostedCall) -> str | None:
         """None where the call may run; else the fingerprint of the target that a person must approve first."""
 
+    def target(self) -> str:
+        """The fingerprint of what would be called, whether a person must approve it or not; "" where none ever must."""
+
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         """The model's final text with the tool's own marks taken out, and the annotations that they stood for."""
 

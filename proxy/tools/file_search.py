@@ -89,7 +89,7 @@ class FileSearch:
         self._indexes = {name: FileIndex(folder) for name, folder in config.folders.items()}
         # The API that the operator wrote down is allowed by that, wherever it is.
         url = config.vector_store_url
-        origins = ("{}://{}:{}".format(*Origin.of(parse(url))),) if url else ()
+        origins = (str(Origin.of(parse(url))),) if url else ()
         self._callout = Callout(
             CalloutOptions(
                 allowed_private_origins=origins,
@@ -203,6 +203,9 @@ class _Hosted:
 
     def approval(self, call: HostedCall) -> str | None:
         return None
+
+    def target(self) -> str:
+        return ""
 
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         found = []

@@ -51,7 +51,7 @@ class Function:
     def __init__(self, config: Config, kit: Kit) -> None:
         self._config = config
         # An endpoint that the operator wrote down is allowed by that, wherever it is.
-        origins = {"{}://{}:{}".format(*Origin.of(parse(each.endpoint))) for each in config.functions.values()}
+        origins = {str(Origin.of(parse(each.endpoint))) for each in config.functions.values()}
         self._callout = Callout(
             CalloutOptions(
                 allowed_private_origins=tuple(sorted(origins)),
@@ -126,6 +126,9 @@ class _Hosted:
 
     def approval(self, call: HostedCall) -> str | None:
         return None
+
+    def target(self) -> str:
+        return ""
 
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         return text, ()

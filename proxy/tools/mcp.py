@@ -210,6 +210,9 @@ class Server:
         tool = self._tools.get(call.name)
         if tool is not None and not self._declaration.needs_approval(tool):
             return None
+        return self.target()
+
+    def target(self) -> str:
         return self._declaration.target.fingerprint(self._owner)
 
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:

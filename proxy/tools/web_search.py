@@ -74,7 +74,7 @@ class WebSearch:
         self._config = config
         self._index = FileIndex(config.offline_folder) if config.offline_folder else None
         # The provider that the operator wrote down is allowed by that, wherever it is.
-        origins = ("{}://{}:{}".format(*Origin.of(parse(config.base_url))),) if config.base_url else ()
+        origins = (str(Origin.of(parse(config.base_url))),) if config.base_url else ()
         self._callout = Callout(
             CalloutOptions(
                 allowed_private_origins=origins, timeout_seconds=config.timeout_seconds, max_bytes=1024 * 1024
@@ -157,6 +157,9 @@ class _Nothing:
 
     def approval(self, call: HostedCall) -> str | None:
         return None
+
+    def target(self) -> str:
+        return ""
 
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         return text, ()
