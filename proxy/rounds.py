@@ -21,6 +21,7 @@ from proxy.protocol.events import Answer, Event, Frames, Head, Message
 from proxy.protocol.history import extended, sendable
 from proxy.protocol.hosting import Finished, Hosted, HostedCall, LocalEvent, Started, failure
 from proxy.protocol.loop import Decision, Fate, Planned, Result
+from proxy.protocol.mending import error_of
 from proxy.protocol.records import Approval
 from proxy.protocol.round import Round
 from proxy.protocol.turn import Draft, Turn
@@ -220,7 +221,10 @@ class Rounds:
         if not self._head_sent:
             await self._send(answer)
             return
-        error = jsonbytes.fields(answer.body).get("error", b"{}")
+        try:
+            error = jsonbytes.fields(answer.body).get("error", b"")
+        except jsonbytes.NotJSON:
+            error = b""
         members = jsonbytes.fields(error) if error.startswith(b"{") else {}
         message = jsonbytes.text(members.get("message")) or f"The backend answered {answer.status}."
         code = jsonbytes.text(members.get("code")) or "server_error"
@@ -231,8 +235,7 @@ class Rounds:
         if self._last is None:
             await self._send(self._composer.event(terminal)[0])
             return
-        message = jsonbytes.text(terminal.fields.get("message")) or "The backend reported an error."
-        await self._fail("server_error", message)
+        await self._fail(*error_of(terminal))
 
     async def _fail(self, code: str, message: str) -> None:
         if self._last is None:

@@ -64,14 +64,19 @@ def incomplete_event(event: Event) -> Event:
 
 def failed_for(event: Event, round_: Round) -> Event:
     """`response.failed` for an `error` event, when a response had begun."""
+    try:
+        return round_.failed(*error_of(event))
+    except NoResponse:
+        return event
+
+
+def error_of(event: Event) -> tuple[str, str]:
+    """The code and the message of an `error` event, which holds them itself, or an object or a string with them."""
     raw = event.fields.get("error", b"")
     error = jsonbytes.fields(raw) if raw.startswith(b"{") else event.fields
     code = jsonbytes.text(error.get("code")) or "server_error"
     message = jsonbytes.text(error.get("message")) or jsonbytes.text(raw) or "The backend reported an error."
-    try:
-        return round_.failed(code, message)
-    except NoResponse:
-        return event
+    return code, message
 
 
 def identified(body: bytes) -> bytes:
