@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.protocol.events import TERMINAL, Event, Frames
+from proxy.chain import Filter
+from proxy.protocol.events import TERMINAL, Answer, Event, Frames, Head
+from proxy.protocol.headers import Headers
 from proxy.protocol.sse import Decoder
 from proxy.protocol.sse import frames as taken_apart
+from proxy.protocol.turn import Turn
+from tests.playbook import JSON, SSE, Played, Step, run
 
 COMPACT, SPACED, WIDE = (",", ":"), (", ", ": "), (" , ", " : ")
 
@@ -160,4 +165,64 @@ def _items(data: Sequence[dict[str, Any]]) -> list[Any]:
 
 def _text(item: dict[str, Any]) -> Any:
     plain = item.get("arguments", item.get("input"))
-    return item["content"][0]["text"] if plain is None else plain
+    return item["content"][0]["text"] if plain is None and "content" in item else plain
+
+
+# Turns of several rounds, played
+
+
+@dataclass
+class Rounded(Played):
+    """A turn whose backend has a script for each round."""
+
+    scripts: deque[Sequence[Step]] = field(default_factory=deque)
+
+    async def backend(self, turn: Turn, send: Any) -> None:
+        """The innermost link."""
+        self.steps = self.scripts.popleft()
+        await super().backend(turn, send)
+
+    @property
+    def sent_all(self) -> list[Any]:
+        """The bodies that reached the backend, decoded."""
+        return [json.loads(turn.body.raw) for turn in self.turns]
+
+    @property
+    def data(self) -> list[Any]:
+        """The data of the events that reached the client, decoded."""
+        return [json.loads(event.data) for event in self.events if event.data and event.data != b"[DONE]"]
+
+    @property
+    def final(self) -> Any:
+        """The last response that reached the client, as JSON or in a stream; a stream's is checked."""
+        answers = [message for message in self.heard if isinstance(message, Answer)]
+        return json.loads(answers[0].body) if answers else check(self.events)
+
+    @property
+    def output(self) -> list[str]:
+        """The types of its items."""
+        return [item["type"] for item in self.final["output"]]
+
+
+async def play_rounds(filters: Sequence[Filter], turn: Turn, *scripts: Sequence[Step]) -> Rounded:
+    """Runs one turn; a `ProxyError` ends in `error`, anything else is raised."""
+    played = Rounded((), scripts=deque(scripts))
+    await run(filters, turn, played)
+    return played
+
+
+def a_stream(id_: str, *items: dict[str, Any], wire: Wire | None = None, **options: Any) -> list[Step]:
+    """A round as a stream."""
+    head = Head(200, b"OK", SSE, events=True)
+    return [head, *read((wire or Wire()).round(id_, items, **options))]
+
+
+def an_answer(id_: str, *items: dict[str, Any], status: str = "completed", headers: Headers = JSON) -> list[Step]:
+    """A round as a JSON answer."""
+    whole = {"id": id_, "object": "response", "status": status, "output": items, "usage": {"input_tokens": 3}}
+    return [Answer(200, b"OK", headers, json.dumps({**whole, "tools": []}).encode())]
+
+
+def a_round(stream: bool, id_: str, *items: dict[str, Any]) -> list[Step]:
+    """A round, either way."""
+    return a_stream(id_, *items, usage={"input_tokens": 3}) if stream else an_answer(id_, *items)

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.errors import InvalidRequest
 from proxy.protocol import history
+from proxy.protocol.history import extended
 from proxy.protocol.records import Item
 from tests.protocol.test_items import call, output
 
@@ -85,3 +86,16 @@ def test_outputs_alone_say_what_they_continue():
     assert history.only_outputs([output("a"), output("b")])
     assert not history.only_outputs([output("a"), USER])
     assert not history.only_outputs([])
+
+
+@pytest.mark.parametrize(
+    ("raw", "added", "whole"),
+    [
+        (b'"hi"', [b"{}"], b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]},{}]'),
+        (b"[]", [b"{}"], b"[{}]"),
+        (b' [ {"a": 1.50} ] ', [b"{}", b""], b'[{"a": 1.50},{}]'),
+        (b'[{"a": 1},2]', [], b'[{"a": 1},2]'),
+    ],
+)
+def test_an_input_grows_at_its_end(raw: bytes, added: list[bytes], whole: bytes):
+    assert extended(raw, added) == whole
