@@ -11,6 +11,7 @@ from proxy import app
 from tests.backend import ScriptedVLLM, faults
 from tests.integration.gateway import running
 
+JSON = ((b"Content-Type", b"application/json"),)
 STREAM = b'{"model":"smollm2","input":"count to 9","stream":true}'
 
 
@@ -20,7 +21,7 @@ async def test_a_stream_in_flight_is_finished_and_kept(backend: ScriptedVLLM, sq
     stack = AsyncExitStack()
     gateway = await stack.enter_async_context(running(backend, sqlite_url))
     async with gateway.client() as client, asyncio.TaskGroup() as tasks:
-        await client.send("POST", "/v1/responses", STREAM, ())
+        await client.send("POST", "/v1/responses", STREAM, JSON)
         await client.until(b"response.created")
         tasks.create_task(stack.aclose())
         await refused(gateway.port)
@@ -40,7 +41,7 @@ async def test_what_does_not_end_is_cut_when_the_grace_is_over(
     stack = AsyncExitStack()
     gateway = await stack.enter_async_context(running(backend, sqlite_url))
     async with gateway.client() as client:
-        await client.send("POST", "/v1/responses", STREAM, ())
+        await client.send("POST", "/v1/responses", STREAM, JSON)
         request = await backend.received(1)
         async with asyncio.timeout(1.9):
             await stack.aclose()
