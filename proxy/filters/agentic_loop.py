@@ -153,14 +153,28 @@ def request(turn: Turn) -> Request:
     return Request(turn.owner, frozenset(each for each in include if each), history)
 
 
+def _client_function(raw: bytes) -> str:
+    members = jsonbytes.fields(raw)
+    named = jsonbytes.text(members.get("type")) == "function" and jsonbytes.text(members.get("name"))
+    return named or ""
+
+
+def _offered_twice(name: str, index: int) -> InvalidRequest:
+    return InvalidRequest(f"Two tools offer the function '{name}'.", param=f"tools[{index}]")
+
+
 def _offer(turn: Turn, declared: list[bytes], hosted: Mapping[int, Hosted]) -> Offer | None:
     """What the model may call; None when the gateway has no part in it."""
     owners: dict[str, Hosted] = {}
     for index in sorted(hosted):
         for function in hosted[index].functions:
             if function.name in owners:
-                raise InvalidRequest(f"Two tools offer the function '{function.name}'.", param=f"tools[{index}]")
+                raise _offered_twice(function.name, index)
             owners[function.name] = hosted[index]
+    for index, raw in enumerate(declared if owners else ()):
+        name = _client_function(raw)
+        if index not in hosted and name in owners:
+            raise _offered_twice(name, index)
     grammars = any(b'"grammar"' in raw for raw in declared)
     if not hosted and not turn.approved and not grammars:
         return None
