@@ -10,10 +10,14 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+from proxy.config import DEFAULT_CHAIN
 from proxy.demo import vllm
 from proxy.demo.process import Child, DemoError, Progress, Say, require_free, wait_until_answers, write
 
 GATEWAY_LIMIT = 30.0
+LIGHTHOUSE = (
+    "# The lighthouse\n\nThe lighthouse of Vardø was built in 1896. Its keeper keeps a grey cat named Mistral.\n"
+)
 
 
 def run(backend: str | None, port: int, wait: bool) -> int:
@@ -77,13 +81,25 @@ def _gateway(stack: ExitStack, backend: str, port: int) -> str:
     """The gateway as a person would start it, on a database that goes away with the demo."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rejoinder-demo-")))
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "proxy", "serve", "--backend", backend]
+    command = [sys.executable, "-m", "proxy", "serve", "-c", str(_configuration(folder)), "--backend", backend]
     command += ["--store", f"sqlite:///{folder / 'demo.db'}", "--port", str(port)]
     progress = Progress(_say, "start the gateway")
     child = Child("the gateway", command, folder / "gateway.log")
     stack.callback(child.stop)
     wait_until_answers(child, f"{url}/readyz", progress, GATEWAY_LIMIT)
     return url
+
+
+def _configuration(folder: Path) -> Path:
+    """The default chain, with a folder of files that the gateway can search."""
+    files = folder / "files"
+    files.mkdir()
+    (files / "lighthouse.md").write_text(LIGHTHOUSE, encoding="utf-8")
+    tools = {"file_search": {"folders": {"demo": str(files)}}}
+    chain = [{"filter": name, **({"tools": tools} if name == "agentic_loop" else {})} for name in DEFAULT_CHAIN]
+    path = folder / "gateway.yaml"
+    path.write_text(json.dumps({"chains": {"default": chain}}), encoding="utf-8")  # JSON is YAML
+    return path
 
 
 def served_model(backend: str) -> str:

@@ -10,6 +10,7 @@ from openai.types.responses import Response
 from proxy.demo.process import DemoError, Say, write
 
 FIRST, SECOND = "What is the capital of France?", "And of Norway?"
+SEARCHED = "Look for the lighthouse keeper. What is the name of the cat?"
 CONVERSATION = ("What is the capital of Italy?", "And of Spain?", "And of Sweden?")
 # Only a complete response can be continued: short answers, and a limit that no short answer meets.
 FIELDS: dict[str, Any] = {"instructions": "You answer in one short sentence.", "temperature": 0}
@@ -35,6 +36,7 @@ class Conversation:
         self.conversation_turns()
         self.stored_objects(first, second)
         self.deletion(second)
+        self.hosted_tool()
 
     def streamed_turn(self) -> str:
         self._say(f'\n1. A streamed turn: responses.create(stream=True, input="{FIRST}")')
@@ -78,6 +80,22 @@ class Conversation:
             self._client.responses.retrieve(response_id)
         except NotFoundError as gone:
             self._say(f"   GET now answers {gone.status_code}: {gone.response.text}")
+
+    def hosted_tool(self) -> None:
+        """Two rounds of the model, between them a search by the gateway, shown as one stream."""
+        self._say(f'\n7. A tool that the gateway runs: tools=[file_search], input="{SEARCHED}"')
+        tool: Any = {"type": "file_search", "vector_store_ids": ["demo"]}
+        stream = self._client.responses.create(
+            input=SEARCHED, tools=[tool], tool_choice="required", stream=True, **self._fields
+        )
+        write("   ")
+        for event in stream:
+            if event.type == "response.output_item.done" and event.item.type == "file_search_call":
+                self._say(f"[file_search {event.item.status}: {event.item.queries}]")
+                write("   ")
+            if event.type == "response.output_text.delta":
+                write(event.delta)
+        self._say("\n   Two rounds of the model, one response. (A model this small answers as it pleases.)")
 
     def _answer(self, **fields: Any) -> Response:
         response: Response = self._client.responses.create(**self._fields, **fields)

@@ -19,7 +19,7 @@ from proxy.errors import ConfigError
 SUFFIXES = frozenset({".txt", ".md", ".markdown", ".rst", ".text"})
 _PASSAGE = 1200  # characters that a passage grows to before it ends at the next blank line
 _MAX_FILE = 16 * 1024 * 1024
-_WORD = re.compile(r"\w+", re.UNICODE)
+_WORD = re.compile(r"[^\W_]+")
 _TITLE = re.compile(r"\A\s*#\s+(.+)|\A\s*(\S.{0,100})")
 _URL = re.compile(r"\Aurl:\s*(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
 

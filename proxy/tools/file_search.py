@@ -33,7 +33,7 @@ _DEFINITION = jsonbytes.encode(
         "description": "Search the user's files. Cite a passage that you use by its file name in square brackets.",
         "parameters": {
             "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 300}},
+            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 200}},
             "required": ["query"],
             "additionalProperties": False,
         },

@@ -32,7 +32,7 @@ _DEFINITION = jsonbytes.encode(
         "description": "Search the web. Cite a page that you use by its address in a Markdown link.",
         "parameters": {
             "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 300}},
+            "properties": {"query": {"type": "string", "description": "What to look for.", "maxLength": 200}},
             "required": ["query"],
             "additionalProperties": False,
         },

@@ -27,10 +27,10 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def running_gateway(backend: str, folder: Path) -> Iterator[Gateway]:
+def running_gateway(backend: str, folder: Path, config: Path | None = None) -> Iterator[Gateway]:
     port = free_port()
     url, store = f"http://127.0.0.1:{port}", folder / "gateway.db"
-    command = [sys.executable, "-m", "proxy", "serve", "--backend", backend]
+    command = [sys.executable, "-m", "proxy", "serve", *(["-c", str(config)] if config else []), "--backend", backend]
     command += ["--store", f"sqlite:///{store}", "--port", str(port)]
     child = Child("the gateway", command, folder / "gateway.log", cwd=ROOT)
     try:
