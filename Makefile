@@ -5,7 +5,7 @@ PYTHON ?= python3
 BACKEND ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := proxy migrations tests
+SOURCES := proxy migrations benchmarks tests
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-vllm check lint format docs lock clean
