@@ -79,6 +79,13 @@ async def one_by_one(port: int, count: int, body: dict[str, Any]) -> list[float]
     return sorted([(await stream(port, body))[0] * 1e3 for _ in range(count)])
 
 
+def recorded(port: int) -> list[float]:
+    """The times between rounds that the backend saw."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/times") as answer:
+        times: list[float] = json.load(answer)
+    return times
+
+
 async def measure(ports: dict[str, int], pid: int, options: argparse.Namespace) -> list[tuple[str, float]]:
     verbatim: dict[str, Any] = {"gap": options.gap, "store": False}
     composed = {**verbatim, "tools": [{"type": "function", "name": "probe"}]}
@@ -95,8 +102,7 @@ async def measure(ports: dict[str, int], pid: int, options: argparse.Namespace) 
         "verbatim": await one_by_one(ports["gateway"], 300, quick),
         "composed": await one_by_one(ports["gateway"], 300, {**quick, "tools": composed["tools"]}),
     }
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports['backend']}/times") as answer:
-        between = sorted(each * 1e3 for each in json.load(answer)[-300:])
+    between = sorted(each * 1e3 for each in (await asyncio.to_thread(recorded, ports["backend"]))[-300:])
     for label, share in (("p50", 0.50), ("p99", 0.99)):
         at = {name: values[int(len(values) * share)] for name, values in times.items()}
         added, gap = at["verbatim"] - at["direct"], between[int(len(between) * share)]
