@@ -3,7 +3,8 @@
     python -m benchmarks.backend PORT
 
 POST /v1/responses with `{"n": N}` streams N text deltas, `gap` milliseconds apart. With a tool in the body and no
-output of it in the input, it streams a call of that tool first. GET /times tells how long each second round was in coming.
+output of it in the input, it streams a call of that tool first.
+GET /times tells how long second rounds were in coming.
 """
 
 from __future__ import annotations

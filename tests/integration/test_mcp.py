@@ -66,6 +66,10 @@ async def test_a_servers_tools_are_listed_called_and_remembered(
         assert later["tools"] == sent[0]["tools"]
 
 
+def contents(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in folder.glob("store.db*"))
+
+
 async def test_secrets_are_sent_to_the_server_and_shown_to_nobody(
     backend: ScriptedVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,7 +85,7 @@ async def test_secrets_are_sent_to_the_server_and_shown_to_nobody(
         assert server.headers("authorization") == {"Bearer hush-hush"}
         shown = answer.body + (await gateway.ask("GET", "/v1/responses/resp_a")).body
         shown += b"".join(turn.head + turn.body for turn in backend.turns)
-    files = b"".join(each.read_bytes() for each in tmp_path.glob("store.db*"))
+    files = contents(tmp_path)
     for secret in (b"hush-hush", b"very-secret"):
         assert secret not in shown
         assert secret not in files
