@@ -25,6 +25,10 @@ from proxy.tools.mcp import Mcp
 
 AFTER = frozenset({"owner", "validate", "response_store", "rehydrate"})
 
+_MODELS = frozenset(
+    {"reasoning", "function_call", "custom_tool_call", "mcp_call", "web_search_call", "file_search_call"}
+)
+
 
 class Config(McpConfig):
     """Options of the filter: those of the MCP tool."""
@@ -67,9 +71,14 @@ class McpTools:
         declared = {index: each for index, each in enumerate(jsonbytes.elements(raw)) if _is_mcp(each)}
         values = {index: jsonbytes.value(each) for index, each in declared.items()}
         self._mcp.check(list(values.values()))
-        asking = [self._mcp.declare(value, _request(turn)) for value in values.values()]
+        asking = [asyncio.ensure_future(self._mcp.declare(value, _request(turn))) for value in values.values()]
         # All servers at once: the slowest decides, not their sum.
-        answers = await asyncio.gather(*asking, return_exceptions=True)
+        try:
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+        except asyncio.CancelledError:  # all have ended, some perhaps with a server
+            there = [each.result() for each in asking if not (each.cancelled() or each.exception())]
+            await _close(each for each in there if each is not None)
+            raise
         found = {index: each for index, each in zip(values, answers, strict=True) if _is_hosted(each)}
         failed = next((each for each in answers if isinstance(each, BaseException)), None)
         if failed is not None:
@@ -80,26 +89,29 @@ class McpTools:
     async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
         """Uses up the approvals that the input brings; a refusal becomes what the model reads."""
         draft = turn.draft
-        answers = [item for item in (draft.input if draft else None) or () if item.type == "mcp_approval_response"]
+        answers = _open_answers(draft) if draft is not None else []
         if draft is None or not answers:
             return turn
         requests = _requests(draft)
-        approved = [_answered(answer, requests, hosted) for answer in answers]
-        await self._use(turn, draft, approved)
+        approved = [_answered(answer, requests, hosted) for answer, _ in answers]
+        past = {answer.id for answer, past in answers if past}
         denied = {each.response_item: each for each in approved if each.hosted is None}
+        approved = [each for each in approved if each.hosted is not None or each.response_item not in past]
+        await self._use(turn, approved)
         draft.input = tuple(_with_denial(item, denied.get(item.id)) for item in draft.input or ())
         if denied:
             history = draft.history.items if draft.history else ()
             turn = turn.replace(body=turn.body.rebuilt({"input": upstream_input(history, draft.input)}))
         return turn.replace(approved=tuple(approved))
 
-    async def _use(self, turn: Turn, draft: Draft, approved: Sequence[Approved]) -> None:
+    async def _use(self, turn: Turn, approved: Sequence[Approved]) -> None:
         ids = [each.request_id for each in approved]
         if len(set(ids)) != len(ids):
             raise InvalidRequest("An approval request is answered twice.", param="input")
         used = [Approval(each.request_id, self._target(each)) for each in approved]
         try:
-            await self._services.store.use_approvals(turn.owner, used)
+            if used:
+                await self._services.store.use_approvals(turn.owner, used)
         except ApprovalRefused as error:
             raise InvalidRequest(str(error), param="input") from error
 
@@ -131,9 +143,36 @@ def _history(draft: Draft | None) -> tuple[Item, ...]:
     return draft.history.items if draft is not None and draft.history is not None else ()
 
 
+def _open_answers(draft: Draft) -> list[tuple[Item, bool]]:
+    """The answers of the input that are not carried out yet, and whether the model has spoken since.
+
+    A client without `previous_response_id` replays old answers with the rest: an approval whose call is there has been
+    used, and a refusal that the model has read is only told again.
+    """
+    given = draft.input or ()
+    calls = [item for item in (*_history(draft), *given) if item.type == "mcp_call"]
+    done = {jsonbytes.text(jsonbytes.fields(item.body).get("approval_request_id")) for item in calls}
+    spoken = max((index for index, item in enumerate(given) if _is_models(item)), default=-1)
+    return [
+        (item, index < spoken)
+        for index, item in enumerate(given)
+        if item.type == "mcp_approval_response" and _request_id(item) not in done - {None}
+    ]
+
+
+def _request_id(answer: Item) -> str | None:
+    return jsonbytes.text(jsonbytes.fields(answer.body).get("approval_request_id"))
+
+
+def _is_models(item: Item) -> bool:
+    if item.type == "message":
+        return jsonbytes.text(jsonbytes.fields(item.body).get("role")) == "assistant"
+    return item.type in _MODELS
+
+
 def _requests(draft: Draft) -> dict[str, jsonbytes.Fields]:
-    """The approval requests that the history or the input holds, by id."""
-    known = (*_history(draft), *(draft.input or ()))
+    """The approval requests that the history or the input holds, by id; what is stored wins."""
+    known = (*(draft.input or ()), *_history(draft))
     return {item.id: jsonbytes.fields(item.body) for item in known if item.type == "mcp_approval_request"}
 
 

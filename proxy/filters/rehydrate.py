@@ -171,8 +171,8 @@ class Rehydrate:
 
 def _known(item: Item, found: Mapping[str, Item]) -> Item:
     stored = found.get(item.id)
-    if item.type == "item_reference" and stored is not None:
-        return stored
+    if stored is not None and item.type in ("item_reference", "mcp_approval_request"):
+        return stored  # a request is what was asked, whatever a client makes of it
     # A hosted item that a client replays: the store knows what the model really read.
     if item.type in LOWERED and stored is not None and stored.upstream is not None:
         return replace(item, upstream=stored.upstream)
