@@ -288,6 +288,8 @@ async def test_a_request_is_not_answered_twice_at_once(make: Make):
     "bad",
     [
         answer("mcpr_nobody"),
+        answer("a\0b"),
+        answer("x" * 1000),
         {"type": "mcp_approval_response", "approve": True},
         {"type": "mcp_approval_response", "approval_request_id": 1, "approve": True},
         {"type": "mcp_approval_response", "approval_request_id": "mcpr_nobody"},
