@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -54,6 +55,7 @@ class Blueprint:
 
 def blueprint(gateway: configuration.Gateway) -> Blueprint:
     """Checks what spans several parts of the file. Raises `ConfigError`."""
+    _check_listeners(gateway)
     names = dict.fromkeys([*gateway.chains, *(listener.chain for listener in gateway.listeners)])
     chains = {name: _plans(gateway, name) for name in names}
     url = gateway.store.url.get_secret_value()
@@ -61,6 +63,38 @@ def blueprint(gateway: configuration.Gateway) -> Blueprint:
     if scheme not in ("sqlite", "postgresql"):
         raise errors.ConfigError(f"store.url: '{scheme}': unknown scheme; known: sqlite, postgresql")
     return Blueprint(gateway, chains, url)
+
+
+def _check_listeners(gateway: configuration.Gateway) -> None:
+    addresses = [each.address for each in gateway.listeners] + ([gateway.admin.address] if gateway.admin else [])
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise errors.ConfigError(f"listeners: address: '{address}' is there twice")
+    for index, each in enumerate(gateway.listeners):
+        _tls(each, f"listeners[{index}].tls")
+    for name, backend in gateway.backends.items():
+        if backend.ca_file is not None:
+            _trusting(backend.ca_file, f"backends.{name}.ca_file")
+
+
+def _tls(listener: configuration.Listener, where: str) -> ssl.SSLContext | None:
+    """The certificate of a listener. Raises `ConfigError` when its files cannot be used."""
+    if listener.tls is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(listener.tls.cert_file, listener.tls.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise errors.ConfigError(f"{where}: the certificate or key cannot be used: {error}") from error
+    return context
+
+
+def _trusting(ca_file: Path, where: str) -> ssl.SSLContext:
+    """A client's context that trusts these authorities. Raises `ConfigError` when the file cannot be used."""
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise errors.ConfigError(f"{where}: {ca_file} cannot be used: {error}") from error
 
 
 def _plans(gateway: configuration.Gateway, name: str) -> tuple[Plan, ...]:
@@ -99,7 +133,7 @@ def make_store(blue: Blueprint) -> Store:
 
 def make_client(backend: configuration.Backend) -> Client:
     """The client of one backend."""
-    tls = ssl.create_default_context(cafile=str(backend.ca_file)) if backend.ca_file else None
+    tls = _trusting(backend.ca_file, "ca_file") if backend.ca_file else None
     urls = backend.endpoints or (f"http://127.0.0.1:{backend.vllm.port}",) if backend.vllm else backend.endpoints
     times, pool = backend.timeouts, backend.pool
     limits = Limits(times.first_byte, times.idle, times.total, backend.max_answer_bytes, backend.max_event_bytes)
@@ -178,11 +212,7 @@ class App:
             health=self.health if gateway.admin is None else None,
             access_log=gateway.telemetry.access_log,
         )
-        tls = None
-        if options.tls is not None:
-            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            tls.load_cert_chain(options.tls.cert_file, options.tls.key_file)
-        await self._serve(stack, Listener(site), options.address, tls)
+        await self._serve(stack, Listener(site), options.address, _tls(options, options.name))
 
     async def _listen_admin(self, stack: AsyncExitStack, address: str) -> None:
         async def answer(request: web.BaseRequest) -> web.StreamResponse:

@@ -59,9 +59,9 @@ def tool(name: str, options: Any, where: str, kit: Any) -> Any:
     """A hosted tool by its name. Raises `ConfigError`."""
     package = importlib.import_module(TOOLS)
     known = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
-    if name not in known and "." not in name:
+    if name not in known and not _foreign(name):
         raise ConfigError(f"{where}: '{name}': unknown tool; known: {', '.join(known)}")
-    module = importlib.import_module(name if "." in name else f"{TOOLS}.{name}")
+    module = _imported(name if "." in name else f"{TOOLS}.{name}", f"{where}.{name}")
     config = validated(config_of(module), options, f"{where}.{name}")
     return getattr(module, class_name(name.rpartition(".")[2]))(config, kit)
 
@@ -79,9 +79,18 @@ def class_name(name: str) -> str:
 
 def _module(name: str, where: str) -> ModuleType:
     full = name if "." in name else f"{PACKAGE}.{name}"
-    if "." not in name and name not in filter_names():
+    if not _foreign(name) and name not in filter_names():
         raise ConfigError(f"{where}.filter: '{name}': unknown filter; known: {', '.join([*filter_names(), END])}")
+    return _imported(full, f"{where}.filter")
+
+
+def _foreign(name: str) -> bool:
+    """Whether a name is that of a module of somebody else's: dotted, and each part an identifier."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
+
+
+def _imported(module: str, where: str) -> ModuleType:
     try:
-        return importlib.import_module(full)
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{where}.filter: '{name}' cannot be imported: {error}") from error
+        raise ConfigError(f"{where}: '{module}' cannot be imported: {error}") from error

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from proxy.upstream import vllm
 
 log = logging.getLogger("rejoinder.processes")
 
+_SECRET = re.compile(r"(?i)([^=&]*(?:pass|key|secret|token)[^=&]*)=[^&]*")
 _SOON = 10.0  # seconds: a worker that dies younger than this is brought back with growing pauses
 
 
@@ -60,7 +62,7 @@ def summary(blue: app.Blueprint) -> list[str]:
     listeners = ", ".join(f"{'https' if each.tls else 'http'}://{each.address}" for each in gateway.listeners)
     chains = "; ".join(" > ".join(each.name for each in blue.chains[name.chain]) for name in gateway.listeners[:1])
     backends = ", ".join(
-        f"{name} = {' '.join(each.endpoints) or 'vllm serve ' + (each.vllm.model if each.vllm else '')}"
+        f"{name} = {' '.join(map(_shown, each.endpoints)) or 'vllm serve ' + (each.vllm.model if each.vllm else '')}"
         for name, each in gateway.backends.items()
     )
     health = f"http://{gateway.admin.address}" if gateway.admin else "with the listener"
@@ -74,10 +76,13 @@ def summary(blue: app.Blueprint) -> list[str]:
 
 
 def _shown(url: str) -> str:
+    """The URL without its password, and without what its query may hold of one."""
     parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    user, at, host = parts.netloc.rpartition("@")
+    name, colon, _ = user.partition(":")
+    query = _SECRET.sub(r"\1=***", parts.query)
+    shown = f"{parts.scheme}://{name}{':***' if colon else ''}{at}{host}{parts.path}"
+    return f"{shown}?{query}" if query else shown
 
 
 def _check_ports(gateway: Gateway) -> None:

@@ -91,6 +91,24 @@ def test_check_shows_no_password(file: Path):
             "backends: {a: {endpoints: ['http://a']}, b: {endpoints: ['http://b']}}\n",
             "chains.default[7].backend: is missing; known: a, b",
         ),
+        (GOOD + "listeners: [{address: 'h:0'}]\n", "listeners[0].address: 'h:0': must be HOST:PORT"),
+        (GOOD + "admin: {address: '127.0.0.1:8080'}\n", "address: '127.0.0.1:8080' is there twice"),
+        (
+            GOOD + "listeners: [{tls: {cert_file: /no.pem, key_file: /no.key}}]\n",
+            "listeners[0].tls: the certificate or key cannot be used: [Errno 2]",
+        ),
+        (
+            GOOD + "chains: {default: [{filter: ../x}, {filter: upstream}]}\n",
+            "chains.default[0].filter: '../x': unknown filter",
+        ),
+        (
+            'backends: {main: {endpoints: ["http://a"], credentials: {api_key: "a\\nX-Evil: 1"}}}\n',
+            "backends.main.credentials.api_key: must be visible ASCII characters without spaces",
+        ),
+        (
+            'backends: {main: {endpoints: ["http://me:hush@a"]}}\n',
+            "backends.main.endpoints[0]",
+        ),
     ],
 )
 def test_a_mistake_ends_check_with_its_message_and_status_2(file: Path, text: str, message: str):

@@ -31,20 +31,30 @@ def _http_url(url: str) -> str:
     if not re.match(r"https?://[^/?#\s]+(/[^?#\s]*)?\Z", url):
         raise ValueError("must be a URL such as http://host:8000")
     try:
-        _ = urlsplit(url).port
+        parts = urlsplit(url)
+        _ = parts.port
     except ValueError as error:
         raise ValueError(f"must be a URL such as http://host:8000: {error}") from None
+    if "@" in parts.netloc:
+        raise ValueError("must hold no user name and password: they belong under 'credentials'")
     return url
+
+
+def _header_value(secret: SecretStr) -> SecretStr:
+    if not re.match(r"[!-~]+\Z", secret.get_secret_value()):
+        raise ValueError("must be visible ASCII characters without spaces")
+    return secret
 
 
 def _address(address: str) -> str:
     match = re.match(r"(\[[0-9A-Fa-f:.]+\]|[^:\s]+):(\d{1,5})\Z", address)
-    if not match or int(match[2]) > 65535:
+    if not match or not 0 < int(match[2]) <= 65535:
         raise ValueError("must be HOST:PORT, such as 127.0.0.1:8080")
     return address
 
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(_header_value)]
 Address = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -126,7 +136,7 @@ class HealthCheck(Model):
 class Credentials(Model):
     """What the gateway shows to a backend."""
 
-    api_key: SecretStr = Field(description="Sent as `Authorization: Bearer`. Use ${VARIABLE} or file:/path.")
+    api_key: HeaderSecret = Field(description="Sent as `Authorization: Bearer`. Use ${VARIABLE} or file:/path.")
 
 
 class VLLM(Model):

@@ -30,6 +30,7 @@ AFTER = frozenset({"owner", "validate"})
 
 log = logging.getLogger("rejoinder.response_store")
 
+_NO_CONTENT = 204
 _MAX_DECODED = 64 * 1024 * 1024  # bytes of an answer that came encoded
 
 
@@ -134,6 +135,7 @@ class _Keeper:
         if event.terminal:
             response = terminal_response(mending.failed_for(event, self._round) if event.type == "error" else event)
             if response is not None:
+                self._check_id(response)
                 await self._save(response, self._folded())
             elif event.type != "error":
                 raise errors.UpstreamProtocol("The backend ended its stream without a response.")
@@ -141,11 +143,15 @@ class _Keeper:
             self._announce(self._round.response)
 
     def _announce(self, response: bytes) -> None:
-        response_id = jsonbytes.text(jsonbytes.fields(response).get("id"))
+        response_id = _id(response)
         task = asyncio.current_task()
         if response_id and task is not None:
             self._run = (response_id, Run(task))
             self._services.runs.add(self._turn.owner, *self._run)
+
+    def _check_id(self, response: bytes) -> None:
+        if self._run is not None and self._run[0] != _id(response):
+            raise errors.UpstreamProtocol("The backend changed the id of its response in the middle of the stream.")
 
     async def _answer(self, answer: Answer) -> None:
         if not 200 <= answer.status < 300:
@@ -230,10 +236,17 @@ class _Keeper:
         await self._receive(event)
 
 
+def _id(response: bytes) -> str | None:
+    return jsonbytes.text(jsonbytes.fields(response).get("id"))
+
+
 def _refuse_unreadable(head: Head) -> None:
-    # Such a stream would reach the client with its completion unseen, and so unstored.
-    if 200 <= head.status < 300 and not head.events and http.media_type(head.headers) == b"text/event-stream":
+    # Whatever it is, it would reach the client with its completion unseen, and so unstored.
+    if not 200 <= head.status < 300 or head.events or head.status == _NO_CONTENT:
+        return
+    if http.media_type(head.headers) == b"text/event-stream":
         raise errors.UpstreamProtocol("The backend encoded its event stream although it was not asked to.")
+    raise errors.UpstreamProtocol("The backend's answer is neither JSON nor an event stream: it cannot be stored.")
 
 
 def _readable(answer: Answer) -> bytes:

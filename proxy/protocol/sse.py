@@ -7,6 +7,7 @@ taken apart; every other frame comes out as an `Event`. All bytes fed in come ou
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from proxy.protocol.events import Event, Frames
 
@@ -16,7 +17,7 @@ _BLANK = rb"(?:\n\r?\n|\r\r\n?|\n\r)"
 _DELTA = rb"[\r\n]*event: ?response\.[a-z_.]+\.delta\r?\n"
 _delta_at = re.compile(_DELTA).match
 _border_before_other = re.compile(_BLANK + rb"(?!" + _DELTA + rb")").search
-_event_line = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").search
+_event_lines = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").findall
 
 
 class FrameTooLarge(Exception):
@@ -90,7 +91,7 @@ def split(block: bytes) -> list[Frames | Event]:
         if _delta_at(block, at):
             border = _border_before_other(block, at + 1)
             end = border.end() if border else size
-            found.append(Frames(block[at:end]))
+            found += _run(block[at:end])
         else:
             end = _frame_end(block, at)
             found.append(event(block[at:end]))
@@ -109,9 +110,16 @@ def _split_lf(block: bytes) -> list[Frames | Event]:
             found.append(event(block[at:end]))
         else:
             end = _run_end(block, line[0], line.end() - 1)
-            found.append(Frames(block[at:end]))
+            found += _run(block[at:end])
         at = end
     return found
+
+
+def _run(raw: bytes) -> Sequence[Frames | Event]:
+    """A run of deltas, unless some frame in it has a second `event:` line: the last one is what counts for clients."""
+    plain = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in raw else raw
+    single = plain.count(b"\nevent:") + 1 == plain.count(b"\n\n")
+    return [Frames(raw)] if single else frames(raw)
 
 
 def _run_end(block: bytes, line: bytes, at: int) -> int:
@@ -138,8 +146,8 @@ def frames(block: bytes) -> list[Event]:
 
 def event(raw: bytes) -> Event:
     """One frame with its `event:` line read."""
-    line = _event_line(raw)
-    name = line[1].decode("latin-1").strip() if line else ""
+    lines = _event_lines(raw)
+    name = lines[-1].decode("latin-1").strip() if lines else ""
     return Event(raw, "" if name == "message" else name)  # the standard's word for an event without a name
 
 

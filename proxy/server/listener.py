@@ -31,6 +31,8 @@ from proxy.server.reply import Reply
 from proxy.services import new_id
 from proxy.telemetry import FIRST_EVENT, REQUESTS, UPSTREAM_ERRORS
 
+HEAD_SECONDS = 60.0  # for the first request head of a connection
+
 log = logging.getLogger("rejoinder.listener")
 access = logging.getLogger("rejoinder.access")
 
@@ -61,9 +63,8 @@ class Listener:
         began = time.perf_counter()
         request_id = new_id("req_")
         reply = Reply(request, request_id)
-        kind = "unknown"
         try:
-            kind = await self._answer(request, reply, began)
+            await self._answer(request, reply, began)
         except errors.ProxyError as error:
             _count(error)
             reply.fail(error)
@@ -77,17 +78,19 @@ class Listener:
             reply.fail(errors.ProxyError(f"The gateway failed. Its log names this request as {request_id}."))
         finally:
             _finish(reply)
-            REQUESTS.labels(kind, str(reply.code)).inc()
+            REQUESTS.labels(reply.kind, str(reply.code)).inc()
             if self._site.access_log:
                 self._log(request, reply, request_id, time.perf_counter() - began)
         return reply
 
-    async def _answer(self, request: web.BaseRequest, reply: Reply, began: float) -> str:
+    async def _answer(self, request: web.BaseRequest, reply: Reply, began: float) -> None:
         path = request.raw_path.partition("?")[0]
         if self._site.health is not None and path in self._site.health.paths:
             reply.looked_up(await self._site.health.answer(path))
-            return "health"
+            reply.kind = "health"
+            return
         kind, operation = openai.classify(request.method, path, _upgrades(request))
+        reply.kind = kind.value
         owner = self._site.identify(request.raw_headers)
         if kind is Kind.UPGRADE:
             raise errors.UpgradeRefused()
@@ -98,7 +101,6 @@ class Listener:
         else:
             turn = await self._turn(request, path, operation)
             await self._site.chain(turn, self._watched(reply, turn, began))
-        return str(kind.value)
 
     async def _state(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> None:
         body = await self._body(request)
@@ -166,7 +168,26 @@ class Listener:
 
 
 class Protocol(web.RequestHandler):
-    """aiohttp's, which answers a request that is not HTTP in the wire's own error shape."""
+    """aiohttp's, which answers a request that is not HTTP in the wire's own error shape.
+
+    A connection that brings no whole request head within `HEAD_SECONDS` is closed; aiohttp would wait for ever.
+    """
+
+    __slots__ = ("_patience",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins to wait for the first request."""
+        super().connection_made(transport)
+        self._patience = self._loop.call_later(HEAD_SECONDS, self._lose_patience)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Ends the waiting."""
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _lose_patience(self) -> None:
+        if self._request_count == 0 and self.transport is not None:
+            self.transport.close()
 
     def handle_error(
         self,

@@ -39,6 +39,7 @@ class Reply(web.StreamResponse):
         self._events = False
         self._finished = False
         self._heartbeat: _Heartbeat | None = None
+        self.kind = "unknown"  # what the request was, for the metrics
         self.begun = False
         self.code = 0  # the status, once it is sent
         self.sent = 0  # bytes of body

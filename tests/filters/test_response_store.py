@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy import errors
-from proxy.protocol.events import Answer, Event, Frames, Head
+from proxy.protocol.events import Answer, Event, Frames, Head, encode
 from proxy.protocol.headers import Headers
 from proxy.protocol.records import PageQuery, TurnRecord
 from proxy.protocol.turn import Operation
@@ -367,6 +367,20 @@ async def test_the_filter_works_without_rehydrate(stage: Stage):
     assert await input_of(stage, "resp_1") == [user("a")]
 
 
-async def test_other_bodies_pass(stage: Stage):
+async def test_a_success_that_nobody_can_read_is_no_answer_to_a_turn_that_must_be_stored(stage: Stage):
     page = Head(200, b"OK", ((b"content-type", b"text/html"),))
-    assert (await stage.turn({"input": "a"}, page)).heard == [page]
+    refused = await stage.turn({"input": "a"}, page)
+    assert isinstance(refused.error, errors.UpstreamProtocol)
+    assert refused.heard == []
+    assert (await stage.turn({"input": "a", "store": False}, page)).heard == [page]
+    failure = Head(503, b"Sorry", ((b"content-type", b"text/html"),))
+    assert (await stage.turn({"input": "a"}, failure)).heard == [failure]
+
+
+async def test_a_response_that_changes_its_id_is_not_believed(stage: Stage):
+    begun = opening("resp_1")
+    other = next(each for each in opening("resp_2") if isinstance(each, Event))
+    final = encode("response.completed", other.data.replace(b"in_progress", b"completed"))
+    played = await stage.turn({"input": "a", "stream": True}, [*begun, final])
+    assert isinstance(played.error, errors.UpstreamProtocol)
+    assert final not in played.heard

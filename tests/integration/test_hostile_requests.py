@@ -224,3 +224,14 @@ async def test_a_turn_of_many_items_enters_its_conversation(both: Gateway) -> No
     both.backend.engine.max_model_len = 1_000_000
     answer = await both.create(input=many, conversation=conversation, store=False)
     assert answer.status == 200, answer.body[:300]
+
+
+async def test_a_connection_that_brings_no_head_is_closed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.server.listener.HEAD_SECONDS", 0.2)
+    async with gateway.client() as slow, gateway.client() as steady:
+        slow.writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
+        await steady.send("GET", "/healthz", b"", ())
+        assert (await steady.answer()).status == 200
+        assert await asyncio.wait_for(slow.reader.read(), 5) == b""
+        await steady.send("GET", "/healthz", b"", ())
+        assert (await steady.answer()).status == 200

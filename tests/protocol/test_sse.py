@@ -168,3 +168,13 @@ def test_any_stream_cut_anywhere_gives_the_same_frames_and_the_same_bytes(made: 
 def test_any_bytes_at_all_come_out_again(data: bytes, places: list[int]):
     parts, rest = fed(cut(data, *(min(place, len(data)) for place in places)))
     assert b"".join(part.raw for part in parts) + rest == data
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_the_last_event_line_of_a_frame_counts_as_it_does_for_clients(end: bytes):
+    delta = b"event: response.a.delta\ndata: {}\n\n"
+    twice = b"event: response.a.delta\nevent: response.completed\ndata: {}\n\n"
+    late = b"event: response.a.delta\ndata: {}\nevent: response.completed\n\n"
+    for odd in (twice, late):
+        found = split((delta + odd + delta).replace(b"\n", end))
+        assert [part.name for part in found if isinstance(part, Event)].count("response.completed") == 1
