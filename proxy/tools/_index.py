@@ -69,8 +69,10 @@ class FileIndex:
         )
         count = 0
         for path in sorted(self._folder.rglob("*")):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
-                rows = _rows(path, path.relative_to(self._folder).as_posix())
+            name = path.relative_to(self._folder)
+            # Hidden ones are somebody's machinery; a mounted ConfigMap has every file a second time in one.
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not any(p.startswith(".") for p in name.parts):
+                rows = _rows(path, name.as_posix())
                 database.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
                 count += 1
         self._database = database

@@ -38,8 +38,13 @@ class Question:
 
     def admits(self, url: str) -> bool:
         """Whether a page is within the allowed domains."""
-        host = (urlsplit(url).hostname or "").lower()
-        return not self.domains or any(host == each or host.endswith(f".{each}") for each in self.domains)
+        if not self.domains:
+            return True
+        try:
+            host = (urlsplit(url).hostname or "").lower()
+        except ValueError:  # an address that is none, as "https://["
+            return False
+        return any(host == each or host.endswith(f".{each}") for each in self.domains)
 
     @property
     def words(self) -> str:

@@ -114,18 +114,20 @@ class FileSearch:
         ids = declaration.get("vector_store_ids")
         if not isinstance(ids, list) or not ids or not all(isinstance(each, str) and _ID.match(each) for each in ids):
             raise InvalidType("'vector_store_ids' of file_search must be a list of ids", param="tools")
+        if len(ids) > _MAX_STORES:
+            raise InvalidRequest(f"'vector_store_ids' may name at most {_MAX_STORES} stores.", param="tools")
         unknown = [each for each in ids if each not in self._indexes]
-        if len(ids) > _MAX_STORES or (unknown and self._config.vector_store_url is None):
-            raise InvalidRequest(f"Vector store '{(unknown or ids)[0]}' not found.", param="tools")
+        if unknown and self._config.vector_store_url is None:
+            raise InvalidRequest(f"Vector store '{unknown[0]}' not found.", param="tools")
         limit = declaration.get("max_num_results")
-        if limit is not None and (not isinstance(limit, int) or not 1 <= limit <= 50):
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= 50):
             raise InvalidType("'max_num_results' of file_search must be from 1 to 50", param="tools")
         hosted: Hosted = _Hosted(self, declaration, limit or 10, "file_search_call.results" in request.include)
         return hosted
 
     async def search(self, declaration: Mapping[str, Any], query: str, limit: int) -> list[Found]:
         """The best results of all declared stores, best first. Raises `CalloutError`."""
-        ids: Sequence[str] = declaration["vector_store_ids"]
+        ids = dict.fromkeys(declaration["vector_store_ids"])
         found = await asyncio.gather(*(self._one(store, declaration, query, limit) for store in ids))
         return sorted((each for some in found for each in some), key=lambda each: -each.score)[:limit]
 
@@ -155,7 +157,7 @@ def _results(body: bytes) -> list[Found]:
     try:
         data = jsonbytes.value(body)["data"]
         return [_result(each) for each in data]
-    except (jsonbytes.NotJSON, KeyError, TypeError, ValueError) as error:
+    except (jsonbytes.NotJSON, KeyError, TypeError, AttributeError, ValueError) as error:
         raise CalloutError("the vector store's answer cannot be understood") from error
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, StringConstraints
 
 from proxy.config import Model
 from proxy.config.shape import HttpUrl
@@ -20,6 +20,9 @@ from proxy.protocol.hosting import Function as Offered
 from proxy.tools._callout import Callout, CalloutError, CalloutOptions, Origin, parse
 
 LABEL = "functions"
+
+
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class Declared(Model):
@@ -38,7 +41,7 @@ class Declared(Model):
 class Config(Model):
     """Options of the tool."""
 
-    functions: dict[str, Declared] = Field(min_length=1, description="Functions by name.")
+    functions: dict[FunctionName, Declared] = Field(min_length=1, description="Functions by name.")
     timeout_seconds: float = Field(30, gt=0, le=3600, description="How long an endpoint may take.")
     max_result_bytes: int = Field(1024 * 1024, ge=1, le=16 * 1024 * 1024, description="Longest answer.")
 

@@ -25,6 +25,7 @@ _SIZES = {"low": 3, "medium": 5, "high": 10}
 _MAX_QUERY = 2048
 _MAX_SNIPPET = 2000
 _DOMAIN = re.compile(r"(?:[a-z0-9-]+\.)+[a-z0-9-]+\Z")
+_GOES_NO_FURTHER = r"(?![a-zA-Z0-9_&=%~+@]|[/.,;:!'?#-][a-zA-Z0-9_])"  # a longer address is another page
 _DEFINITION = jsonbytes.encode(
     {
         "type": "function",
@@ -95,7 +96,7 @@ class WebSearch:
     async def declare(self, declaration: Mapping[str, Any], request: Request) -> Hosted | None:
         """The search as declared. Raises `InvalidRequest` naming what is wrong with it."""
         size = declaration.get("search_context_size") or self._config.default_context_size
-        if size not in _SIZES:
+        if not isinstance(size, str) or size not in _SIZES:
             raise InvalidValue("'search_context_size' must be low, medium or high", param="tools")
         offline = declaration.get("external_web_access") is False or self._config.provider is None
         question = Question("", _SIZES[size], _domains(declaration), *_location(declaration))
@@ -205,12 +206,11 @@ class _Hosted(_Nothing):
 
 def _citation(text: str, url: str, title: str) -> dict[str, Any] | None:
     """Where the text names the page: the whole Markdown link, or the bare address."""
-    link = re.search(r"\[[^\]\n]*\]\(" + re.escape(url) + r"\)", text)
-    at = link.start() if link else text.find(url)
-    if at < 0:
+    address = re.escape(url)
+    named = re.search(rf"\[[^\]\n]*\]\({address}\)", text) or re.search(address + _GOES_NO_FURTHER, text)
+    if named is None:
         return None
-    end = link.end() if link else at + len(url)
-    return {"type": "url_citation", "start_index": at, "end_index": end, "url": url, "title": title}
+    return {"type": "url_citation", "start_index": named.start(), "end_index": named.end(), "url": url, "title": title}
 
 
 def _item(call: HostedCall) -> dict[str, Any]:
