@@ -52,6 +52,8 @@ def surroundings(tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("DATABASE_URL", postgres_url)
     monkeypatch.setenv("TLS_DIR", str(tmp_path))
     monkeypatch.setenv("SECRETS", str(tmp_path))
+    for name in ("PAGES", "HANDBOOK"):
+        monkeypatch.setenv(name, str(ROOT / "docs"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
