@@ -18,7 +18,7 @@ from aiohttp import web
 
 from proxy import config as configuration
 from proxy import errors
-from proxy.chain import Next, check_order, compose
+from proxy.chain import Next, check_needs, check_order, compose
 from proxy.filters.owner import Config as OwnerConfig
 from proxy.filters.owner import Owner
 from proxy.loader import END, Plan, plan
@@ -107,6 +107,7 @@ def _plans(gateway: configuration.Gateway, name: str) -> tuple[Plan, ...]:
     if not plans or plans[-1].name != END or any(each.name == END for each in plans[:-1]):
         raise errors.ConfigError(f"{where}: must end with '{END}', and hold it once")
     check_order([each.name for each in plans], {each.name: each.after for each in plans}, where)
+    check_needs([each.name for each in plans], {each.name: each.needs for each in plans}, where)
     backend = getattr(plans[-1].config, "backend", None)
     if backend is not None and backend not in gateway.backends:
         known = ", ".join(gateway.backends)

@@ -34,6 +34,14 @@ def compose(filters: Sequence[Filter], end: Next) -> Next:
     return chain
 
 
+def check_needs(names: Sequence[str], needs: dict[str, frozenset[str]], where: str) -> None:
+    """Raises `ConfigError` when a filter is there without another that carries out what it begins."""
+    for index, name in enumerate(names):
+        missing = sorted(needs[name] - set(names))
+        if missing:
+            raise ConfigError(f"{where}[{index}].filter: '{name}' does nothing without {', '.join(missing)}")
+
+
 def check_order(names: Sequence[str], after: dict[str, frozenset[str]], where: str) -> None:
     """Raises `ConfigError` when a filter comes before one that it needs outside of it, or twice."""
     for index, name in enumerate(names):

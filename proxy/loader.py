@@ -34,6 +34,7 @@ class Plan:
     config: Model
     factory: Any
     after: frozenset[str]
+    needs: frozenset[str] = frozenset()
 
 
 def filter_names() -> list[str]:
@@ -52,7 +53,8 @@ def plan(entry: FilterEntry, where: str) -> Plan:
     if factory is None:
         raise ConfigError(f"{where}.filter: the module {module.__name__} has no class {class_name(name)}")
     config = validated(config_of(module), entry.options, where)
-    return Plan(name, config, factory, frozenset(getattr(module, "AFTER", ())))
+    after, needs = (frozenset(getattr(module, rule, ())) for rule in ("AFTER", "NEEDS"))
+    return Plan(name, config, factory, after, needs)
 
 
 def tool(name: str, options: Any, where: str, kit: Any) -> Any:

@@ -91,6 +91,10 @@ def test_check_shows_no_password(file: Path):
             "backends: {a: {endpoints: ['http://a']}, b: {endpoints: ['http://b']}}\n",
             "chains.default[7].backend: is missing; known: a, b",
         ),
+        (
+            GOOD + "chains: {default: [{filter: mcp_tools}, {filter: upstream}]}\n",
+            "chains.default[0].filter: 'mcp_tools' does nothing without agentic_loop",
+        ),
         (GOOD + "listeners: [{address: 'h:0'}]\n", "listeners[0].address: 'h:0': must be HOST:PORT"),
         (GOOD + "admin: {address: '127.0.0.1:8080'}\n", "address: '127.0.0.1:8080' is there twice"),
         (

@@ -24,6 +24,7 @@ from proxy.tools.mcp import Config as McpConfig
 from proxy.tools.mcp import Mcp
 
 AFTER = frozenset({"owner", "validate", "response_store", "rehydrate"})
+NEEDS = frozenset({"agentic_loop"})
 
 _MODELS = frozenset(
     {"reasoning", "function_call", "custom_tool_call", "mcp_call", "web_search_call", "file_search_call"}
