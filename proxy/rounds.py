@@ -75,10 +75,19 @@ class Rounds:
 
     async def run(self, call_next: Next) -> None:
         """Runs all rounds and sends the answer. Raises `ProxyError` for what no event could say."""
+        try:
+            await self._all(call_next)
+        except errors.UpstreamError as error:
+            if self._last is None or not self._head_sent:
+                raise
+            # A round was shown: what breaks down after it fails the response that there is.
+            await self._fail(error.type, error.message)
+
+    async def _all(self, call_next: Next) -> None:
         await self._before()
         turn = self._first()
         for number in range(1, self._bounds.max_rounds + 1):
-            result = await self._asked(turn, call_next)
+            result = await self._ask(turn, call_next)
             if result is None:
                 return
             decision = decisions.decide(result, self._offer.owners, self._budget)
@@ -117,16 +126,6 @@ class Rounds:
             await self._show_end(place, finished)
 
     # One round
-
-    async def _asked(self, turn: Turn, call_next: Next) -> Result | None:
-        """The same, where a backend that breaks down in a later round fails the response that there is."""
-        try:
-            return await self._ask(turn, call_next)
-        except errors.UpstreamError as error:
-            if self._last is None or not self._head_sent:
-                raise
-            await self._fail(error.type, error.message)
-            return None
 
     async def _ask(self, turn: Turn, call_next: Next) -> Result | None:
         """One round of the model. None: the answer was an error, and has been passed on."""

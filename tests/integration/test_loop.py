@@ -343,7 +343,7 @@ async def test_two_calls_of_one_call_id_are_a_fault(backend: ScriptedVLLM, sqlit
     async with looping(backend, sqlite_url, sunny) as gateway:
         backend.script(*streamed(round_frames("resp_a", [call_item("weather", "c1"), call_item("weather", "c1")])))
         answer = await gateway.create(input="x", tools=DECLARED, stream=True)
-        assert answer.final["type"] == "error"
+        assert answer.final["type"] == "response.failed"
         assert (await gateway.ask("GET", "/v1/responses/resp_a")).json["status"] == "failed"
 
 
