@@ -228,4 +228,6 @@ def _count(error: errors.ProxyError) -> None:
     if isinstance(error, errors.UpstreamError):
         UPSTREAM_ERRORS.labels(error.code or error.type).inc()
     if error.status >= 500:
-        log.warning("%s: %s", type(error).__name__, error.message, exc_info=error.__cause__)
+        # A backend or a store that is away is no fault of this program: its message says all there is.
+        outside = isinstance(error, errors.UpstreamError | errors.StoreUnavailable)
+        log.warning("%s: %s", type(error).__name__, error.message, exc_info=None if outside else error.__cause__)

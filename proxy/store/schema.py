@@ -50,11 +50,17 @@ async def prepare(engine: AsyncEngine, lock: Executable | None, *, upgrade: bool
         async with asyncio.timeout(_LIMIT):
             return await _when_free(lambda: _prepare(engine, lock, upgrade))
     except TimeoutError as error:
-        raise StoreUnavailable("The state store's schema is locked.") from error
+        raise StoreUnavailable("The state store did not answer in time, or another process holds its schema.") from error
     except (SQLAlchemyError, OSError) as error:
-        raise StoreUnavailable("The state store cannot be opened.") from error
+        raise StoreUnavailable(f"The state store cannot be opened: {_reason(error)}") from error
     finally:
         await engine.dispose()
+
+
+def _reason(error: Exception) -> str:
+    """The driver's own words, without SQLAlchemy's: no database, no role, a wrong password, no such folder."""
+    cause = getattr(error, "orig", None) or error
+    return str(cause.__cause__ or cause)
 
 
 async def _when_free(attempt: Callable[[], Awaitable[str]]) -> str:
