@@ -50,7 +50,7 @@ async def prepare(engine: AsyncEngine, lock: Executable | None, *, upgrade: bool
         async with asyncio.timeout(_LIMIT):
             return await _when_free(lambda: _prepare(engine, lock, upgrade))
     except TimeoutError as error:
-        raise StoreUnavailable("The state store did not answer in time, or another process holds its schema.") from error
+        raise StoreUnavailable("The state store did not answer in time, or its schema is locked.") from error
     except (SQLAlchemyError, OSError) as error:
         raise StoreUnavailable(f"The state store cannot be opened: {_reason(error)}") from error
     finally:
