@@ -29,6 +29,7 @@ from proxy.server.objects import Objects
 from proxy.services import Services
 from proxy.store import Store
 from proxy.store.options import StoreOptions
+from proxy.store.schema import check_scheme
 from proxy.upstream.client import Client, Limits
 from proxy.upstream.pool import Endpoint, Pool
 
@@ -59,9 +60,7 @@ def blueprint(gateway: configuration.Gateway) -> Blueprint:
     names = dict.fromkeys([*gateway.chains, *(listener.chain for listener in gateway.listeners)])
     chains = {name: _plans(gateway, name) for name in names}
     url = gateway.store.url.get_secret_value()
-    scheme = url.partition("://")[0]
-    if scheme not in ("sqlite", "postgresql"):
-        raise errors.ConfigError(f"store.url: '{scheme}': unknown scheme; known: sqlite, postgresql")
+    check_scheme(url, "store.url")
     return Blueprint(gateway, chains, url)
 
 

@@ -53,7 +53,18 @@ def run(blue: app.Blueprint, *, migrate: bool) -> None:
         if gateway.workers == 1:
             _serve(blue, first=True)
         else:
+            # A store that cannot be used does not heal by starting worker after worker.
+            asyncio.run(_try_store(blue))
             _Supervisor(blue).run()
+
+
+async def _try_store(blue: app.Blueprint) -> None:
+    """Opens and closes the store once. Raises `ConfigError` or `StoreError`."""
+    store = app.make_store(blue)
+    try:
+        await store.open()
+    finally:
+        await store.close()
 
 
 def summary(blue: app.Blueprint) -> list[str]:

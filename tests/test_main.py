@@ -208,3 +208,20 @@ def test_flags_change_what_the_file_says(file: Path, tmp_path: Path, sqlite_url:
     with serving("-c", str(file), "--store", sqlite_url, "--host", "localhost", folder=tmp_path) as gateway:
         assert gateway.said().startswith("listening  http://localhost:")
         assert "backend    main = http://127.0.0.1:8000" in gateway.said()
+
+
+@pytest.mark.parametrize("command", [["migrate", "--store"], ["serve", "--backend", "http://127.0.0.1:1", "--store"]])
+def test_a_store_of_an_unknown_kind_is_named(command: list[str]):
+    failed = rejoinder(*command, "mysql://me@here/state")
+    assert failed.exit_code == 2
+    assert "'mysql': unknown scheme; known: sqlite, postgresql" in failed.stderr
+
+
+def test_workers_are_not_started_over_a_store_that_cannot_be_used(tmp_path: Path):
+    flags = ["--backend", "http://127.0.0.1:1", "--workers", "2", "--port", str(free_port())]
+    store = f"sqlite:///{tmp_path}/no/such/folder/x.db"
+    command = [sys.executable, "-m", "proxy", "serve", *flags, "--store", store]
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 1
+    assert "cannot be opened" in failed.stderr
+    assert "Traceback" not in failed.stderr

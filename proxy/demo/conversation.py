@@ -95,7 +95,7 @@ class Conversation:
                 write("   ")
             if event.type == "response.output_text.delta":
                 write(event.delta)
-        self._say("\n   Two rounds of the model, one response. (A model this small answers as it pleases.)")
+        self._say("\n   Two rounds of the model, one response. (A model this small asks and answers as it pleases.)")
 
     def _answer(self, **fields: Any) -> Response:
         response: Response = self._client.responses.create(**self._fields, **fields)

@@ -37,8 +37,16 @@ def script() -> Config:
     return config
 
 
+def check_scheme(url: str, where: str) -> None:
+    """Raises `ConfigError` where no backend is called like the URL's scheme."""
+    scheme = url.partition("://")[0]
+    if scheme not in ("sqlite", "postgresql"):
+        raise ConfigError(f"{where}: '{scheme}': unknown scheme; known: sqlite, postgresql")
+
+
 async def migrate(url: str) -> str:
     """Brings the database to the newest revision, and returns its name."""
+    check_scheme(url, "store")
     backend = import_module(f"proxy.store.{url.partition(':')[0]}")
     engine, lock = backend.schema_engine(url)
     return await prepare(engine, lock, upgrade=True)
