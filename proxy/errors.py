@@ -179,6 +179,7 @@ class ToolError(ProxyError):
 
     status = 502
     code = "tool_error"
+    server_label: str = ""  # of the server that could not be asked
 
 
 class RoundLimit(ProxyError):

@@ -6,18 +6,19 @@ The calls themselves are the agentic loop's to run; this filter only tells it wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from proxy.chain import Next, Send
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, ToolError
 from proxy.protocol import jsonbytes
 from proxy.protocol.history import upstream_input
 from proxy.protocol.hosting import Approved, Hosted, HostedCall, Kit, Request
 from proxy.protocol.lowering import pair
 from proxy.protocol.records import Approval, Item
 from proxy.protocol.turn import Draft, Operation, Turn
+from proxy.protocol.unlisted import Unlisted, stream
 from proxy.services import Services
 from proxy.store import ApprovalRefused
 from proxy.tools.mcp import Config as McpConfig
@@ -54,7 +55,13 @@ class McpTools:
         if turn.operation is not Operation.CREATE:
             await call_next(turn, send)
             return
-        hosted = await self._declared(turn)
+        try:
+            hosted = await self._declared(turn)
+        except ToolError as error:
+            if not turn.stream:
+                raise
+            await self._say_unlisted(turn, send, error)
+            return
         handed_on = False
         try:
             turn = turn.replace(hosted=tuple(hosted.items()))
@@ -64,6 +71,13 @@ class McpTools:
         finally:
             if not handed_on:
                 await _close(hosted.values())
+
+    async def _say_unlisted(self, turn: Turn, send: Send, error: ToolError) -> None:
+        """A client that asked for a stream is told in one, as of any other tool that fails."""
+        new_id, now = self._services.new_id, self._services.now
+        unlisted = Unlisted(new_id("resp_"), new_id("mcpl_"), int(now()), error.server_label, error.message)
+        for message in stream(unlisted, turn.body):
+            await send(message)
 
     async def _declared(self, turn: Turn) -> dict[int, Hosted]:
         raw = turn.body.fields.get("tools", b"")
@@ -81,10 +95,10 @@ class McpTools:
             await _close(each for each in there if each is not None)
             raise
         found = {index: each for index, each in zip(values, answers, strict=True) if _is_hosted(each)}
-        failed = next((each for each in answers if isinstance(each, BaseException)), None)
+        failed = next((pair for pair in zip(values.values(), answers, strict=True) if _is_failure(pair[1])), None)
         if failed is not None:
             await _close(found.values())
-            raise failed
+            raise _labelled(*failed)
         return found
 
     async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
@@ -124,6 +138,17 @@ class McpTools:
 
 def _is_mcp(raw: bytes) -> bool:
     return raw.startswith(b"{") and jsonbytes.text(jsonbytes.fields(raw).get("type")) == "mcp"
+
+
+def _is_failure(each: object) -> bool:
+    return isinstance(each, BaseException)
+
+
+def _labelled(value: Mapping[str, Any], failure: object) -> BaseException:
+    """The failure, told whose it is."""
+    if isinstance(failure, ToolError):
+        failure.server_label = str(value.get("server_label"))
+    return failure if isinstance(failure, BaseException) else ToolError()
 
 
 def _is_hosted(each: Hosted | BaseException | None) -> TypeGuard[Hosted]:

@@ -193,3 +193,19 @@ async def test_an_approval_needs_a_stored_response(backend: ScriptedVLLM, sqlite
             input="2+3?", tools=[declared(server, require_approval="always")], stream=True, store=False
         )
         assert answer.final["type"] in ("error", "response.failed")
+
+
+async def test_a_server_that_is_away_is_told_of_in_a_stream_or_by_status(
+    backend: ScriptedVLLM, store_url: str, server: Seen
+) -> None:
+    async with before(server, backend, store_url) as gateway:
+        tool = {**declared(server), "server_url": f"{server.origin}/nowhere"}
+        whole = await gateway.create(input="a", tools=[tool])
+        assert (whole.status, whole.error["code"]) == (502, "tool_error")
+        answer = await gateway.create(input="a", tools=[tool], stream=True)
+        listed = check_composed(answer)[0]
+        assert (listed["type"], listed["server_label"]) == ("mcp_list_tools", "calc")
+        assert answer.final["type"] == "response.failed"
+        id_ = answer.final["response"]["id"]
+        assert (await gateway.ask("GET", f"/v1/responses/{id_}")).json == answer.final["response"]
+    assert backend.turns == []
