@@ -276,11 +276,12 @@ class Rounds:
             return planned, started, None
         if planned.fate is Fate.RUN and self._budget is not None:
             self._budget -= 1
-        work = self._fated(limit, hosted, call, planned.fate)
+        work = self._fated(limit, hosted, call, started, planned.fate)
         return planned, started, asyncio.get_running_loop().create_task(work)
 
-    async def _fated(self, limit: asyncio.Semaphore, hosted: Hosted, call: HostedCall, fate: Fate) -> Finished:
-        started = hosted.start(call)
+    async def _fated(
+        self, limit: asyncio.Semaphore, hosted: Hosted, call: HostedCall, started: Started, fate: Fate
+    ) -> Finished:
         if fate is Fate.UNFINISHED:
             return Finished({**started.item, "status": "incomplete"}, (), "The call was not run.")
         if fate is Fate.BAD_ARGUMENTS:

@@ -16,9 +16,10 @@ from proxy.config import Model
 from proxy.config.shape import HttpUrl
 from proxy.errors import InvalidRequest, InvalidType
 from proxy.protocol import jsonbytes
-from proxy.protocol.hosting import Finished, Function, Hosted, HostedCall, Kit, LocalEvent, Opening, Request, Started
+from proxy.protocol.hosting import Finished, Function, Hosted, HostedCall, Kit, LocalEvent, Request, Started
 from proxy.tools._callout import Callout, CalloutError, CalloutOptions, Origin, parse
 from proxy.tools._index import FileIndex
+from proxy.tools._ungated import Ungated
 
 log = logging.getLogger("rejoinder.file_search")
 
@@ -166,9 +167,8 @@ def _result(each: Mapping[str, Any]) -> Found:
     return Found(str(each["file_id"]), str(each["filename"]), float(each["score"]), text, each.get("attributes") or {})
 
 
-class _Hosted:
+class _Hosted(Ungated):
     functions = (Function("file_search", _DEFINITION),)
-    opening: Sequence[Opening] = ()
     prefix = "fs_"
 
     def __init__(self, tool: FileSearch, declaration: Mapping[str, Any], limit: int, results: bool) -> None:
@@ -203,12 +203,6 @@ class _Hosted:
         item |= {"status": "completed", "results": [_shown(each) for each in found] if self._show_results else None}
         return Finished(item, (LocalEvent("response.file_search_call.completed", {}),), _read(found))
 
-    def approval(self, call: HostedCall) -> str | None:
-        return None
-
-    def target(self) -> str:
-        return ""
-
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         found = []
         for name, file_id in self._found.items():
@@ -217,9 +211,6 @@ class _Hosted:
                 end = at + len(name) + 2
                 found.append({"type": "file_citation", "file_id": file_id, "filename": name, "index": end})
         return text, sorted(found, key=lambda each: each["index"])
-
-    async def close(self) -> None:
-        return None
 
 
 def query(arguments: str) -> str:

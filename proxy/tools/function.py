@@ -15,9 +15,10 @@ from pydantic import Field, SecretStr, StringConstraints
 from proxy.config import Model
 from proxy.config.shape import HttpUrl
 from proxy.protocol import jsonbytes
-from proxy.protocol.hosting import Finished, Hosted, HostedCall, Kit, LocalEvent, Opening, Request, Started
+from proxy.protocol.hosting import Finished, Hosted, HostedCall, Kit, LocalEvent, Request, Started
 from proxy.protocol.hosting import Function as Offered
 from proxy.tools._callout import Callout, CalloutError, CalloutOptions, Origin, parse
+from proxy.tools._ungated import Ungated
 
 LABEL = "functions"
 
@@ -80,8 +81,7 @@ class Function:
         return hosted
 
 
-class _Hosted:
-    opening: Sequence[Opening] = ()
+class _Hosted(Ungated):
     prefix = "mcp_"
 
     def __init__(self, name: str, declared: Declared, callout: Callout) -> None:
@@ -127,17 +127,8 @@ class _Hosted:
         item = {**self.start(call).item, "status": "failed", "error": reason}
         return Finished(item, (LocalEvent("response.mcp_call.failed", {}),), f"Error: {reason}")
 
-    def approval(self, call: HostedCall) -> str | None:
-        return None
-
-    def target(self) -> str:
-        return ""
-
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         return text, ()
-
-    async def close(self) -> None:
-        return None
 
 
 def _text(body: bytes) -> str:

@@ -14,10 +14,11 @@ from proxy.config import Model
 from proxy.config.shape import HttpUrl
 from proxy.errors import InvalidType, InvalidValue
 from proxy.protocol import jsonbytes
-from proxy.protocol.hosting import Finished, Function, Hosted, HostedCall, Kit, LocalEvent, Opening, Request, Started
+from proxy.protocol.hosting import Finished, Function, Hosted, HostedCall, Kit, LocalEvent, Request, Started
 from proxy.tools._callout import Callout, CalloutError, CalloutOptions, Origin, parse
 from proxy.tools._index import FileIndex
 from proxy.tools._providers import Found, Question, ask
+from proxy.tools._ungated import Ungated
 
 log = logging.getLogger("rejoinder.web_search")
 
@@ -143,11 +144,10 @@ def _location(declaration: Mapping[str, Any]) -> tuple[str | None, str]:
     return country.upper() if country else None, " ".join(each for each in words if isinstance(each, str))[:200]
 
 
-class _Nothing:
+class _Nothing(Ungated):
     """The tool where it may not be used: the model is not offered it."""
 
     functions: Sequence[Function] = ()
-    opening: Sequence[Opening] = ()
     prefix = "ws_"
 
     def start(self, call: HostedCall) -> Started:
@@ -156,17 +156,8 @@ class _Nothing:
     async def run(self, call: HostedCall) -> Finished:
         return Finished({**_item(call), "status": "failed"}, (), "Error: the web may not be searched.")
 
-    def approval(self, call: HostedCall) -> str | None:
-        return None
-
-    def target(self) -> str:
-        return ""
-
     def annotate(self, text: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
         return text, ()
-
-    async def close(self) -> None:
-        return None
 
 
 class _Hosted(_Nothing):
