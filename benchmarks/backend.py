@@ -13,21 +13,11 @@ import asyncio
 import json
 import sys
 import time
-from typing import Any
+
+from benchmarks.frames import frame, lifecycle, text_round
 
 ended: dict[str, float] = {}  # by turn: when its first round was written
 between: list[float] = []  # seconds from there to the next round's request
-
-
-def frame(type_: str, number: int, **members: Any) -> bytes:
-    data = json.dumps({**members, "sequence_number": number, "type": type_}, separators=(",", ":"))
-    raw = f"event: {type_}\ndata: {data}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(raw), raw)
-
-
-def lifecycle(kind: str, number: int, id_: str, status: str, output: list[Any]) -> bytes:
-    response = {"id": id_, "object": "response", "created_at": 1, "model": "m", "status": status, "output": output}
-    return frame(f"response.{kind}", number, response=response)
 
 
 def call_round(id_: str, name: str, call_id: str) -> list[bytes]:
@@ -41,26 +31,6 @@ def call_round(id_: str, name: str, call_id: str) -> list[bytes]:
         frame("response.output_item.done", 5, output_index=0, item={**item, "status": "completed"}),
         lifecycle("completed", 6, id_, "completed", [{**item, "status": "completed"}]),
     ]
-
-
-def text_round(id_: str, deltas: int) -> list[bytes]:
-    place = {"output_index": 0, "content_index": 0, "item_id": "msg_1"}
-    part = {"type": "output_text", "text": " token" * deltas, "annotations": []}
-    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    head = [
-        lifecycle("created", 0, id_, "in_progress", []),
-        lifecycle("in_progress", 1, id_, "in_progress", []),
-        frame("response.output_item.added", 2, output_index=0, item={**item, "content": []}),
-        frame("response.content_part.added", 3, **place, part={**part, "text": ""}),
-    ]
-    body = [frame("response.output_text.delta", 4 + n, **place, delta=" token", logprobs=[]) for n in range(deltas)]
-    tail = [
-        frame("response.output_text.done", 4 + deltas, **place, text=part["text"]),
-        frame("response.content_part.done", 5 + deltas, **place, part=part),
-        frame("response.output_item.done", 6 + deltas, output_index=0, item=item),
-        lifecycle("completed", 7 + deltas, id_, "completed", [item]),
-    ]
-    return [*head, *body, *tail]
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
