@@ -3,12 +3,14 @@
 
 PYTHON ?= python3
 BACKEND ?=
+OTHERS ?=
+ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := proxy migrations benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-vllm check lint format docs lock clean
+.PHONY: help venv demo test test-vllm check lint format docs bench profile lock clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || grep '## ' Makefile
@@ -40,6 +42,12 @@ format: .venv/.dev ## rewrite the sources as the formatter likes them
 docs: .venv/.dev ## write the generated pages anew
 	$(BIN)/rejoinder reference > docs/configuration.md
 	$(BIN)/python -m tests.docs.errors > docs/errors.md
+
+bench: .venv/.dev ## measure direct, ours and OTHERS="name=http://…" in one run; ARGS="--quick …": benchmarks/README.md
+	$(BIN)/python -m benchmarks.turns $(ARGS) $(OTHERS)
+
+profile: .venv/.dev ## a flame graph of the gateway under load; ARGS="json --unstored …": benchmarks/README.md
+	$(BIN)/python -m benchmarks.profile $(ARGS)
 
 venv: .venv/.dev ## the virtual environment of the developers, from the lock file
 

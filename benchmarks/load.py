@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -40,6 +40,10 @@ class Job:
     warm: float = 0.0
     spread: float = 0.0
     pid: int | None = None
+
+    def command(self) -> list[str]:
+        """What does it in a process of its own, run from the root of the project."""
+        return [sys.executable, "-m", "benchmarks.load", json.dumps(asdict(self))]
 
     def place(self) -> tuple[str, int]:
         split = urlsplit(self.url)

@@ -7,11 +7,10 @@ import http.client
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.contestants import DIRECT, Contestant, Session, body
@@ -67,8 +66,7 @@ def works(sizes: Sizes) -> list[Work]:
 def load(one: Contestant, body: dict[str, Any], **how: Any) -> dict[str, Any]:
     """What the load's process tells."""
     job = Job(one.url, {"input": "hi", **body}, pid=one.pid, **how)
-    command = [sys.executable, "-m", "benchmarks.load", json.dumps(asdict(job))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(job.command(), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the load failed:\n{done.stderr[-2000:]}")
     told: dict[str, Any] = json.loads(done.stdout)
