@@ -137,7 +137,7 @@ class Rounds:
         terminal = self._round.terminal
         if terminal is None:
             raise errors.StreamCut()
-        response = terminal.fields.get("response")
+        response = terminal.response or None
         if response is None:
             await self._failed(terminal)
             return None
@@ -177,7 +177,7 @@ class Rounds:
             return
         self._round.observe(event)
         begun = event.type and self._round.response is not None
-        if self._prelude and begun and (event.terminal or "response" not in event.fields):
+        if self._prelude and begun and (event.terminal or not event.response):
             await self._show_prelude()
         if event.terminal:
             return
@@ -192,7 +192,7 @@ class Rounds:
             return [event]
         parts = cited(event, self._offer.hosted, self._composer)
         if parts and parts[-1].type == "response.output_item.done":
-            self._composer.output[-1] = parts[-1].fields["item"]
+            self._composer.output[-1] = parts[-1].item
         return parts
 
     async def _answered(self, answer: Answer) -> Result | None:

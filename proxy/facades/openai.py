@@ -32,6 +32,8 @@ class Kind(Enum):
 
 def classify(method: str, path: str, upgrade: bool) -> tuple[Kind, Operation]:
     """What a request is, from its method and (percent-encoded) path alone. Raises `NotFound` for a path that climbs."""
+    if method == "POST" and path in _TURNS:
+        return Kind.TURN, _TURNS[path]
     path = path.rstrip("/") or "/"
     plain = unquote(path).rstrip("/")  # as the backend will read it: an encoded spelling is no way around the chain
     if method == "POST" and plain in _TURNS:

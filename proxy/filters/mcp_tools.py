@@ -62,6 +62,9 @@ class McpTools:
                 raise
             await self._say_unlisted(turn, send, error)
             return
+        if not hosted and not _open_answers(turn.draft):
+            await call_next(turn, send)
+            return
         handed_on = False
         try:
             turn = turn.replace(hosted=tuple(hosted.items()))
@@ -104,7 +107,7 @@ class McpTools:
     async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
         """Uses up the approvals that the input brings; a refusal becomes what the model reads."""
         draft = turn.draft
-        answers = _open_answers(draft) if draft is not None else []
+        answers = _open_answers(draft)
         if draft is None or not answers:
             return turn
         requests = _requests(draft)
@@ -169,13 +172,15 @@ def _history(draft: Draft | None) -> tuple[Item, ...]:
     return draft.history.items if draft is not None and draft.history is not None else ()
 
 
-def _open_answers(draft: Draft) -> list[tuple[Item, bool]]:
+def _open_answers(draft: Draft | None) -> list[tuple[Item, bool]]:
     """The answers of the input that are not carried out yet, and whether the model has spoken since.
 
     A client without `previous_response_id` replays old answers with the rest: an approval whose call is there has been
     used, and a refusal that the model has read is only told again.
     """
-    given = draft.input or ()
+    given = (draft.input or ()) if draft is not None else ()
+    if draft is None or not any(item.type == "mcp_approval_response" for item in given):
+        return []
     calls = [item for item in (*_history(draft), *given) if item.type == "mcp_call"]
     done = {jsonbytes.text(jsonbytes.fields(item.body).get("approval_request_id")) for item in calls}
     spoken = max((index for index, item in enumerate(given) if _is_models(item)), default=-1)

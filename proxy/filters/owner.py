@@ -46,6 +46,9 @@ class Owner:
 
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
         owner = self.identify(turn.headers)
+        if self._fixed is not None and turn.owner == owner:
+            await call_next(turn, send)
+            return
         headers = http.without(turn.headers, {self._header}) if self._fixed is None else turn.headers
         await call_next(turn.replace(owner=owner, headers=headers), send)
 

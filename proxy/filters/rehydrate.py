@@ -160,13 +160,12 @@ class Rehydrate:
     def _with_session(self, turn: Turn, draft: Draft) -> Turn:
         if turn.operation is not Operation.CREATE:
             return turn
-        turn = turn.replace(draft=draft)
         if draft.history is not None:
             draft.session = draft.history.session
         added: http.Headers = ((b"x-session-id", draft.session.encode()),) if draft.session else ()
         if draft.history is not None and draft.history.session_token:
             added += ((b"x-session-token", draft.history.session_token.encode("latin-1")),)
-        return turn.replace(upstream_headers=turn.upstream_headers + added)
+        return turn.replace(draft=draft, upstream_headers=turn.upstream_headers + added)
 
 
 def _known(item: Item, found: Mapping[str, Item]) -> Item:
@@ -211,8 +210,8 @@ def _restoring(send: Send, named: jsonbytes.Fields) -> Send:
 
     async def restore(message: Message) -> None:
         match message:
-            case Event() if message.type in LIFECYCLE and "response" in message.fields:
-                response = jsonbytes.with_members(message.fields["response"], named)
+            case Event() if message.type in LIFECYCLE and message.response:
+                response = jsonbytes.with_members(message.response, named)
                 message = encode(message.type, jsonbytes.join_object({**message.fields, "response": response}))
             case Answer() if _restorable(message):
                 body = jsonbytes.with_members(message.body, named)

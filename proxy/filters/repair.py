@@ -56,6 +56,8 @@ class Repair:
 
 
 def _without_nulls(turn: Turn) -> Turn:
+    if jsonbytes.NULL not in turn.body.raw:
+        return turn
     refused = {name: None for name in mending.REFUSED_NULLS if turn.body.fields.get(name) == jsonbytes.NULL}
     if not refused:
         return turn

@@ -229,7 +229,7 @@ class _Keeper:
             return
         event = self._round.failed(error.type, error.message)
         self._log = None
-        await self._save(event.fields["response"], ())
+        await self._save(event.response, ())
 
     async def _end(self, type_: str, status: str, changes: jsonbytes.Fields) -> None:
         event = self._round.ended(type_, status, changes)

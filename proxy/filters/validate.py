@@ -40,7 +40,8 @@ class Validate:
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
         if turn.operation is not Operation.OTHER:
             self._check(turn.body)
-            turn = turn.replace(stream=turn.body.flag("stream", False))
+            if turn.body.flag("stream", False):
+                turn = turn.replace(stream=True)
         await call_next(turn, send)
 
     def _check(self, body: Body) -> None:
@@ -59,7 +60,7 @@ class Validate:
 def check_members(members: jsonbytes.Fields) -> None:
     """Raises for every combination of state fields that cannot be served."""
     for name in _FLAGS:
-        if members.get(name, b"null") not in (b"true", b"false", b"null"):
+        if name in members and members[name] not in (b"true", b"false", b"null"):
             raise InvalidType(f"'{name}' must be a boolean", param=name)
     if members.get("background") == b"true":
         raise UnsupportedParameter("background mode is not supported", param="background")

@@ -8,10 +8,12 @@ body is one `Head`, then `Chunk`s.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+
+import msgspec
 
 from proxy.protocol import jsonbytes
 from proxy.protocol.headers import Headers
+from proxy.protocol.lazy import lazy
 
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 LIFECYCLE = frozenset(
@@ -68,6 +70,23 @@ class Trailers:
     headers: Headers
 
 
+_ABSENT = msgspec.Raw(b"")
+
+
+class _Outline(msgspec.Struct):
+    """What the gateway reads of every event that is no delta, found without taking the rest apart."""
+
+    type: msgspec.Raw = _ABSENT
+    response: msgspec.Raw = _ABSENT
+    item: msgspec.Raw = _ABSENT
+    output_index: msgspec.Raw = _ABSENT
+    sequence_number: msgspec.Raw = _ABSENT
+    error: msgspec.Raw = _ABSENT
+
+
+_outline = msgspec.json.Decoder(_Outline)
+
+
 @dataclass(frozen=True)
 class Event:
     """One SSE frame, its exact bytes, read only when asked."""
@@ -75,13 +94,13 @@ class Event:
     raw: bytes
     name: str = field(default="")  # of the `event:` line; empty where there is none
 
-    @cached_property
+    @lazy
     def data(self) -> bytes:
         """The frame's data: its `data:` lines joined by newlines, as the SSE standard says."""
         lines = self.raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
 
-    @cached_property
+    @lazy
     def fields(self) -> jsonbytes.Fields:
         """The members of the frame's JSON object; empty where the data is no object (`[DONE]`, a comment)."""
         try:
@@ -89,15 +108,25 @@ class Event:
         except jsonbytes.NotJSON:
             return {}
 
-    @cached_property
+    @lazy
     def type(self) -> str:
         """The event's type: the `event:` line, else the data's own `type`, else `error` for a bare error object."""
         if self.name:
             return self.name
-        named = jsonbytes.text(self.fields.get("type"))
-        if named is None and jsonbytes.present(self.fields.get("error")):
+        named = jsonbytes.text(bytes(self._outline.type))
+        if named is None and jsonbytes.present(bytes(self._outline.error) or None):
             return "error"
         return named or ""
+
+    @lazy
+    def response(self) -> bytes:
+        """The exact bytes of its `response` member; empty where there is none."""
+        return bytes(self._outline.response)
+
+    @lazy
+    def item(self) -> bytes:
+        """The exact bytes of its `item` member; empty where there is none."""
+        return bytes(self._outline.item)
 
     @property
     def terminal(self) -> bool:
@@ -107,12 +136,31 @@ class Event:
     @property
     def sequence_number(self) -> int | None:
         """The event's number in its stream, where it has one."""
-        return jsonbytes.count(self.fields.get("sequence_number"))
+        return jsonbytes.count(bytes(self._outline.sequence_number))
+
+    @property
+    def output_index(self) -> int | None:
+        """The place of the item that it is about, where it names one."""
+        return jsonbytes.count(bytes(self._outline.output_index))
+
+    @lazy
+    def _outline(self) -> _Outline:
+        try:
+            return jsonbytes.outline(_outline, self.data)
+        except jsonbytes.NotJSON:
+            return _Outline()
 
 
 Message = Head | Answer | Chunk | Frames | Event | Trailers
 
 
+def with_data(raw: bytes, name: str, data: bytes) -> Event:
+    """An event whose data somebody has found already."""
+    event = Event(raw, name)
+    event.__dict__["data"] = data
+    return event
+
+
 def encode(type_: str, data: bytes) -> Event:
     """A frame as vLLM and OpenAI spell it."""
-    return Event(b"event: " + type_.encode() + b"\ndata: " + data + b"\n\n", type_)
+    return with_data(b"event: %b\ndata: %b\n\n" % (type_.encode(), data), type_, data)

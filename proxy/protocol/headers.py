@@ -1,8 +1,13 @@
-"""HTTP headers as raw pairs of bytes: order, case, repetition and odd bytes survive; hop-by-hop ones do not."""
+"""HTTP headers as raw pairs of bytes: order, case, repetition and odd bytes survive; hop-by-hop ones do not.
+
+One client, and one backend, repeats the same headers with every message: what follows from them is kept for the newest
+few.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from functools import lru_cache
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -47,15 +52,22 @@ def without(headers: Headers, names: Collection[bytes]) -> Headers:
     return tuple((key, value) for key, value in headers if key.lower() not in names)
 
 
-def end_to_end(headers: Headers, also: Iterable[bytes] = ()) -> Headers:
-    """The headers less the hop-by-hop ones, those that `Connection` names, and `also`."""
-    named: set[bytes] = set(also)
+@lru_cache(maxsize=256)
+def end_to_end(headers: Headers) -> Headers:
+    """The headers less the hop-by-hop ones and those that `Connection` names."""
+    named: set[bytes] = set()
     for key, value in headers:
         if key.lower() == b"connection":
             named.update(token.strip().lower() for token in value.split(b","))
     return without(headers, HOP_BY_HOP | named)
 
 
+def block(headers: Headers) -> bytes:
+    """The lines as they go over the wire, each with its end."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+
+
+@lru_cache(maxsize=256)
 def media_type(headers: Headers) -> bytes:
     """The media type in lower case without its parameters; empty where there is none."""
     return (get(headers, b"content-type") or b"").split(b";", 1)[0].strip().lower()

@@ -45,6 +45,11 @@ def value(raw: bytes) -> Any:
     return _guard(_any, raw)
 
 
+def outline(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
+    """Some members of a JSON object, as the decoder's struct names them; others are passed over. Raises `NotJSON`."""
+    return _guard(decoder, raw)
+
+
 def text(raw: bytes | None) -> str | None:
     """The string that these bytes spell; None when they are absent or spell something else."""
     if raw is None or not raw.startswith(b'"'):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import msgspec
+
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import LIFECYCLE, Event, Frames, encode
 from proxy.protocol.round import NoResponse, Round, stable_id
@@ -15,6 +17,23 @@ Thing = TypeVar("Thing", bytes, Event)
 REFUSED_NULLS = ("truncation", "background", "tools", "tool_choice", "service_tier", "include_reasoning")
 
 _INCOMPLETE = b'"incomplete"'
+_ABSENT = msgspec.Raw(b"")
+
+
+class _Response(msgspec.Struct):
+    """What decides whether a response needs mending."""
+
+    id: msgspec.Raw = _ABSENT
+    status: msgspec.Raw = _ABSENT
+    output: msgspec.Raw = _ABSENT
+
+
+class _Item(msgspec.Struct):
+    id: msgspec.Raw = _ABSENT
+
+
+_response = msgspec.json.Decoder(_Response)
+_items = msgspec.json.Decoder(list[_Item])
 
 
 def context_length(body: bytes) -> bytes:
@@ -39,11 +58,11 @@ def _overflow(error: jsonbytes.Fields) -> bool:
 
 def incomplete_response(body: bytes) -> bytes:
     """A response whose status is incomplete, with its last item marked so too. Raises `NotJSON`."""
-    if b"incomplete" not in body:
+    if not _is_incomplete(body):
         return body
     members = jsonbytes.fields(body)
     raw = members.get("output", b"")
-    if members.get("status") != _INCOMPLETE or not raw.startswith(b"["):
+    if not raw.startswith(b"["):
         return body
     parts = jsonbytes.elements(raw)
     if not parts or jsonbytes.fields(parts[-1]).get("status") == _INCOMPLETE:
@@ -52,10 +71,16 @@ def incomplete_response(body: bytes) -> bytes:
     return jsonbytes.join_object({**members, "output": jsonbytes.join_array(parts)})
 
 
+def _is_incomplete(response: bytes) -> bool:
+    if _INCOMPLETE not in response:
+        return False
+    return bytes(jsonbytes.outline(_response, response).status) == _INCOMPLETE
+
+
 def incomplete_event(event: Event) -> Event:
     """`response.incomplete` for a `response.completed` that carries the status incomplete."""
-    response = event.fields.get("response", b"")
-    if b"incomplete" not in response or jsonbytes.fields(response).get("status") != _INCOMPLETE:
+    response = event.response
+    if not _is_incomplete(response):
         return event
     type_ = "response.incomplete"
     changes = {"type": jsonbytes.encode(type_), "response": incomplete_response(response)}
@@ -81,16 +106,17 @@ def error_of(event: Event) -> tuple[str, str]:
 
 def identified(body: bytes) -> bytes:
     """A response whose output items all have ids. Raises `NotJSON`."""
-    members = jsonbytes.fields(body)
-    raw = members.get("output", b"")
-    if not raw.startswith(b"["):
+    outline = jsonbytes.outline(_response, body)
+    raw = bytes(outline.output)
+    if not raw.startswith(b"[") or all(_is_id(bytes(item.id)) for item in jsonbytes.outline(_items, raw)):
         return body
-    response_id = jsonbytes.text(members.get("id")) or ""
-    parts = jsonbytes.elements(raw)
-    mended = [identify(part, response_id, index) for index, part in enumerate(parts)]
-    if all(new is old for new, old in zip(mended, parts, strict=True)):
-        return body
-    return jsonbytes.join_object({**members, "output": jsonbytes.join_array(mended)})
+    response_id = jsonbytes.text(bytes(outline.id)) or ""
+    mended = [identify(part, response_id, index) for index, part in enumerate(jsonbytes.elements(raw))]
+    return jsonbytes.join_object({**jsonbytes.fields(body), "output": jsonbytes.join_array(mended)})
+
+
+def _is_id(raw: bytes) -> bool:
+    return raw.startswith(b'"') and raw != b'""'
 
 
 def identify(item: bytes, response_id: str, index: int) -> bytes:
@@ -115,10 +141,9 @@ class ItemIds:
 
     def event(self, event: Event) -> Event:
         """The event, its items and its `item_id` identified."""
-        members = event.fields
-        if event.type in LIFECYCLE and "response" in members:
+        if event.type in LIFECYCLE and event.response:
             return self._lifecycle(event)
-        if "item" in members and event.type.startswith("response.output_item."):
+        if event.type.startswith("response.output_item.") and event.item:
             return self._item(event)
         return self._about(event)
 
@@ -127,14 +152,14 @@ class ItemIds:
         return [self._about(frame) for frame in frames(run.raw)]
 
     def _lifecycle(self, event: Event) -> Event:
-        response = event.fields["response"]
+        response = event.response
         if not self._response_id:
-            self._response_id = jsonbytes.text(jsonbytes.fields(response).get("id")) or ""
+            self._response_id = jsonbytes.text(bytes(jsonbytes.outline(_response, response).id)) or ""
         mended = identified(response)
         return event if mended is response else _with(event, "response", mended)
 
     def _item(self, event: Event) -> Event:
-        index, item = _output_index(event), event.fields["item"]
+        index, item = event.output_index, event.item
         if index is None or not item.startswith(b"{"):
             return event
         mended = identify(item, self._response_id, index)
@@ -144,14 +169,10 @@ class ItemIds:
         return _with(event, "item", mended)
 
     def _about(self, event: Event) -> Event:
-        index = _output_index(event) if self.missing else None
+        index = event.output_index if self.missing else None
         if index is None or index not in self.missing or jsonbytes.present(event.fields.get("item_id")):
             return event
         return _with(event, "item_id", jsonbytes.encode(self.missing[index]))
-
-
-def _output_index(event: Event) -> int | None:
-    return jsonbytes.count(event.fields.get("output_index"))
 
 
 def _with(event: Event, name: str, value: bytes) -> Event:

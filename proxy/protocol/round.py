@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from proxy.errors import InvalidRequest
 from proxy.protocol import items, jsonbytes
-from proxy.protocol.events import Event, Frames, encode
+from proxy.protocol.events import TERMINAL, Event, Frames, encode
 from proxy.protocol.lookup import storable_id
 from proxy.protocol.records import Item
 from proxy.protocol.sse import frames
@@ -93,14 +93,16 @@ class Round:
         if isinstance(part, Frames):
             self._latest = part
             return
-        if part.sequence_number is not None:  # a comment has none, and must not make the count begin again
+        if b'"sequence_number"' in part.raw:  # a comment has none, and must not make the count begin again
             self._latest = part
-        if part.terminal:
+        type_ = part.type
+        if type_ in TERMINAL:
             self.terminal = part
-        if part.type == "response.output_item.done" and _is_object(part, "item"):
-            self._done[_index(part.fields, len(self._done))] = part.fields["item"]
-        elif part.type.startswith("response.") and _is_object(part, "response"):
-            self.response = part.fields["response"]
+        if type_ == "response.output_item.done" and part.item.startswith(b"{"):
+            index = part.output_index
+            self._done[len(self._done) if index is None else index] = part.item
+        elif type_.startswith("response.") and b'"response"' in part.raw and part.response.startswith(b"{"):
+            self.response = part.response
 
     @property
     def next_sequence_number(self) -> int:
@@ -136,19 +138,10 @@ class Round:
 
 def terminal_response(event: Event) -> bytes | None:
     """The response object that a terminal event carries; None for a bare `error`."""
-    return event.fields.get("response")
+    return event.response or None
 
 
 def error_event(code: str | None, message: str, param: str | None, sequence_number: int) -> Event:
     """The flat `error` event of the Responses API."""
     data = {"type": "error", "sequence_number": sequence_number, "code": code, "message": message, "param": param}
     return encode("error", jsonbytes.encode(data))
-
-
-def _is_object(event: Event, name: str) -> bool:
-    return event.fields.get(name, b"").startswith(b"{")
-
-
-def _index(members: Fields, default: int) -> int:
-    index = jsonbytes.count(members.get("output_index"))
-    return default if index is None else index

@@ -7,9 +7,10 @@ taken apart; every other frame comes out as an `Event`. All bytes fed in come ou
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-from proxy.protocol.events import Event, Frames
+from proxy.protocol.events import Event, Frames, with_data
 
 # A blank line. A carriage return at the very end of what has come so far may yet be half of a CRLF: wait for more.
 _BORDER = re.compile(rb"\n\r?\n|\r\r\n|[\r\n]\r(?=[^\n])")
@@ -17,6 +18,7 @@ _BLANK = rb"(?:\n\r?\n|\r\r\n?|\n\r)"
 _DELTA = rb"[\r\n]*event: ?response\.[a-z_.]+\.delta\r?\n"
 _delta_at = re.compile(_DELTA).match
 _border_before_other = re.compile(_BLANK + rb"(?!" + _DELTA + rb")").search
+_usual_frame = re.compile(rb"event: ([^\r\n]+)\ndata: (.*)\n\n\Z").match
 _event_lines = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").findall
 
 
@@ -83,24 +85,6 @@ def _last_border(data: bytes) -> int:
 
 def split(block: bytes) -> list[Frames | Event]:
     """Whole frames, as runs of deltas and single other frames."""
-    if b"\r" not in block:
-        return _split_lf(block)
-    found: list[Frames | Event] = []
-    at, size = 0, len(block)
-    while at < size:
-        if _delta_at(block, at):
-            border = _border_before_other(block, at + 1)
-            end = border.end() if border else size
-            found += _run(block[at:end])
-        else:
-            end = _frame_end(block, at)
-            found.append(event(block[at:end]))
-        at = end
-    return found
-
-
-def _split_lf(block: bytes) -> list[Frames | Event]:
-    """The same for the common case of LF alone, by plain searches: this is the hottest loop there is."""
     found: list[Frames | Event] = []
     at, size = 0, len(block)
     while at < size:
@@ -108,11 +92,21 @@ def _split_lf(block: bytes) -> list[Frames | Event]:
         if line is None:
             end = _frame_end(block, at)
             found.append(event(block[at:end]))
+        elif (run := _usual_run(line[0])(block, at)) and b"\r" not in run[0]:
+            end = run.end()
+            found.append(Frames(run[0]))
         else:
-            end = _run_end(block, line[0], line.end() - 1)
+            border = _border_before_other(block, at + 1)
+            end = border.end() if border else size
             found += _run(block[at:end])
         at = end
     return found
+
+
+@lru_cache(maxsize=64)
+def _usual_run(line: bytes) -> Callable[[bytes, int], re.Match[bytes] | None]:
+    """Matches a run of frames of this `event:` line and one line of data each: this is the hottest search there is."""
+    return re.compile(b"(?:" + re.escape(line) + rb"data: .*\n\n)+").match
 
 
 def _run(raw: bytes) -> Sequence[Frames | Event]:
@@ -120,18 +114,6 @@ def _run(raw: bytes) -> Sequence[Frames | Event]:
     plain = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in raw else raw
     single = plain.count(b"\nevent:") + 1 == plain.count(b"\n\n")
     return [Frames(raw)] if single else frames(raw)
-
-
-def _run_end(block: bytes, line: bytes, at: int) -> int:
-    """Where a run of frames ends that all begin with the same line; `at` is that line's end in the first of them.
-
-    The line's own newline may be the first half of the blank line: a delta without data.
-    """
-    find, starts = block.find, block.startswith
-    end = find(b"\n\n", at) + 2
-    while end > 1 and starts(line, end):
-        end = find(b"\n\n", end + len(line) - 1) + 2
-    return end if end > 1 else len(block)
 
 
 def frames(block: bytes) -> list[Event]:
@@ -146,9 +128,16 @@ def frames(block: bytes) -> list[Event]:
 
 def event(raw: bytes) -> Event:
     """One frame with its `event:` line read."""
+    usual = _usual_frame(raw)
+    if usual is not None and b"\r" not in raw:
+        return with_data(raw, _named(usual[1]), usual[2])
     lines = _event_lines(raw)
-    name = lines[-1].decode("latin-1").strip() if lines else ""
-    return Event(raw, "" if name == "message" else name)  # the standard's word for an event without a name
+    return Event(raw, _named(lines[-1]) if lines else "")
+
+
+def _named(line: bytes) -> str:
+    name = line.decode("latin-1").strip()
+    return "" if name == "message" else name  # the standard's word for an event without a name
 
 
 def _frame_end(block: bytes, at: int) -> int:

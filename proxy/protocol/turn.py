@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
 from proxy.protocol import jsonbytes
 from proxy.protocol.headers import Headers
 from proxy.protocol.hosting import Approved, Hosted
+from proxy.protocol.lazy import lazy
 from proxy.protocol.records import Approval, History, Item, Lease, Owner
 
 
@@ -29,7 +29,7 @@ class Body:
 
     raw: bytes
 
-    @cached_property
+    @lazy
     def fields(self) -> jsonbytes.Fields:
         """The top-level members, each as its exact bytes. Raises `NotJSON`."""
         return jsonbytes.fields(self.raw)
@@ -84,5 +84,13 @@ class Turn:
     approved: tuple[Approved, ...] = ()  # set by mcp_tools; used by agentic_loop
 
     def replace(self, **changes: object) -> Turn:
-        """This turn with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]  # checked by the callers' tests
+        """This turn with some fields changed. Raises `TypeError` for a name that is no field."""
+        if not changes.keys() <= _FIELDS:
+            raise TypeError(f"a turn has no {', '.join(changes.keys() - _FIELDS)}")
+        # Every filter passes on a replaced turn: this copies the fields without asking for each of them.
+        new = object.__new__(Turn)
+        new.__dict__.update(self.__dict__, **changes)
+        return new
+
+
+_FIELDS = frozenset(each.name for each in dataclasses.fields(Turn))

@@ -36,9 +36,13 @@ def test_headers_named_by_connection_go_no_further_in_any_spelling():
     assert http.end_to_end(headers) == ((b"X-C", b"3"),)
 
 
-def test_more_names_can_be_left_out():
-    assert http.end_to_end(HEADERS, [b"x-tag"]) == (HEADERS[1], HEADERS[3])
+def test_names_can_be_left_out():
     assert http.without(HEADERS, {b"x-odd"}) == HEADERS[:3]
+
+
+def test_a_block_is_what_goes_over_the_wire():
+    assert http.block(HEADERS[2:]) == b"x-tag: tw\xff o\r\nX-Odd: \r\n"
+    assert http.block(()) == b""
 
 
 def test_the_media_type_is_without_case_and_parameters():
