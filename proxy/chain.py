@@ -7,7 +7,7 @@ client's task unwinds everything through plain `finally` blocks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from proxy.errors import ConfigError
 from proxy.protocol.events import Message
 from proxy.protocol.turn import Turn
 
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 Next = Callable[[Turn, Send], Coroutine[Any, Any, None]]
 
 

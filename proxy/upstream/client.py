@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from proxy import errors
 from proxy.chain import Send
 from proxy.protocol import headers as http
-from proxy.protocol import jsonbytes, sse
-from proxy.protocol.events import TERMINAL, Answer, Chunk, Event, Frames, Head, Trailers
-from proxy.protocol.sse import Decoder, FrameTooLarge
+from proxy.protocol.events import Answer, Chunk, Head, Trailers
 from proxy.protocol.turn import Operation, Turn
-from proxy.upstream.connection import Connection
+from proxy.upstream.connection import Connection, Patience
 from proxy.upstream.pool import Endpoint, Pool
+from proxy.upstream.relay import Relay
 
 _CREDENTIALS = frozenset({b"authorization", b"cookie", b"x-api-key", b"api-key"})
 # Headers with which a client could steer the machinery behind the gateway (llm-d), or that this hop makes anew.
@@ -33,11 +32,9 @@ _REFUSED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long (seconds) and how much (bytes) an answer may take."""
+    """How long and how much (bytes) an answer may take."""
 
-    first_byte: float
-    idle: float
-    total: float
+    patience: Patience
     max_answer_bytes: int
     max_frame_bytes: int
 
@@ -48,26 +45,19 @@ class Client:
     def __init__(self, pool: Pool, limits: Limits, *, authorization: bytes | None, forward_credentials: bool) -> None:
         self._pool = pool
         self._limits = limits
-        self._authorization = authorization
+        self._authorization = b"" if authorization is None else http.block(((b"Authorization", authorization),))
         self._refused = _REFUSED if forward_credentials else _REFUSED | _CREDENTIALS
+        self._refused_of_creates = self._refused | {b"accept-encoding"}
 
     async def __call__(self, turn: Turn, send: Send) -> None:
         """Relays the answer to `turn`. Raises `UpstreamError` for whatever goes wrong on this side."""
-        try:
-            async with asyncio.timeout(self._limits.total) as total:
-                await self._exchange(turn, send)
-        except TimeoutError:
-            if not total.expired():
-                raise
-            raise errors.TotalTimeout(
-                f"The backend did not finish its answer within {self._limits.total:g} seconds."
-            ) from None
-
-    async def _exchange(self, turn: Turn, send: Send) -> None:
         endpoint, connection = await self._begin(turn)
         try:
-            connection.watch_idle(self._limits.idle)
             await self._relay(turn, connection, send)
+        except asyncio.CancelledError:
+            if not connection.expired:
+                raise
+            self._expire()
         finally:
             # An answer that is not over leaves a connection that cannot be used again: it is dropped,
             # and so the backend learns at once that nobody waits any more.
@@ -79,7 +69,7 @@ class Client:
             endpoint, connection = await self._pool.acquire(fresh=fresh)
             begun = False
             try:
-                connection.send(turn.method, self._request(turn, endpoint))
+                self._send(connection, turn.method, self._request(turn, endpoint))
                 await self._head(connection)
                 begun = True
                 return endpoint, connection
@@ -91,14 +81,26 @@ class Client:
                     self._pool.release(endpoint, connection)
         raise errors.UpstreamDropped()
 
+    def _send(self, connection: Connection, method: str, request: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # nobody else can await the answer
+        connection.send(method, request, self._limits.patience, task.cancel)
+
     async def _head(self, connection: Connection) -> None:
         try:
-            async with asyncio.timeout(self._limits.first_byte):
-                await connection.head()
-        except TimeoutError:
-            raise errors.FirstByteTimeout(
-                f"The backend did not begin its answer within {self._limits.first_byte:g} seconds."
-            ) from None
+            await connection.head()
+        except asyncio.CancelledError:
+            if not connection.expired:
+                raise
+            self._expire()
+
+    def _expire(self) -> None:
+        """Turns the cancellation by the connection's clock into what it means; one by a client goes on."""
+        task = asyncio.current_task()
+        if task is not None and task.uncancel():
+            raise asyncio.CancelledError
+        total = self._limits.patience.total
+        raise errors.TotalTimeout(f"The backend did not finish its answer within {total:g} seconds.")
 
     async def _relay(self, turn: Turn, connection: Connection, send: Send) -> None:
         headers = http.end_to_end(connection.headers)
@@ -109,7 +111,7 @@ class Client:
             await send(Answer(connection.status, connection.reason, headers, body))
         elif turn.operation is Operation.CREATE and media == b"text/event-stream" and not encoded:
             await send(Head(connection.status, connection.reason, headers, events=True))
-            await self._relay_events(connection, send)
+            await Relay(send, self._limits.max_frame_bytes).run(connection)
         else:
             await send(Head(connection.status, connection.reason, headers))
             while data := await connection.read():
@@ -129,50 +131,16 @@ class Client:
                 )
         return b"".join(parts)
 
-    async def _relay_events(self, connection: Connection, send: Send) -> None:
-        decoder = Decoder(self._limits.max_frame_bytes)
-        over = False
-        try:
-            while data := await connection.read():
-                over = await _pass(decoder.feed(data), send) or over
-            over = await _pass(decoder.end(), send) or over
-        except FrameTooLarge:
-            raise errors.UpstreamProtocol(
-                f"One event of the backend is larger than {self._limits.max_frame_bytes} bytes."
-            ) from None
-        except jsonbytes.NotJSON as error:
-            # Raised by whoever looked into an event on its way out.
-            raise errors.UpstreamProtocol(f"An event of the backend could not be understood: {error}") from error
-        except errors.StreamCut:
-            if not over:
-                raise
-        if not over:
-            raise errors.StreamCut()
-        if decoder.rest():
-            await send(sse.event(decoder.rest()))
-
     def _request(self, turn: Turn, endpoint: Endpoint) -> bytes:
-        lines = [
-            f"{turn.method} {endpoint.prefix}".encode() + turn.target + b" HTTP/1.1",
-            b"Host: " + endpoint.authority,
-        ]
-        lines += [name + b": " + value for name, value in self._headers(turn)]
+        # An answer that is read here must not be compressed on this hop.
+        refused = self._refused_of_creates if turn.operation is Operation.CREATE else self._refused
+        lines, present = _passed_on(turn.headers, refused)
+        added = tuple((name, value) for name, value in turn.upstream_headers if name.lower() not in present)
         body = turn.body.raw
         if body or turn.method in ("POST", "PUT", "PATCH"):
-            lines.append(b"Content-Length: %d" % len(body))
-        return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-    def _headers(self, turn: Turn) -> http.Headers:
-        refused = self._refused
-        if turn.operation is Operation.CREATE:
-            # The answer is read here: it must not be compressed on this hop.
-            refused = refused | {b"accept-encoding"}
-        headers = http.without(turn.headers, refused)
-        present = {name.lower() for name, _ in headers}
-        added = tuple((n, v) for n, v in turn.upstream_headers if n.lower() not in present)
-        if self._authorization is not None:
-            added += ((b"Authorization", self._authorization),)
-        return headers + added
+            added += ((b"Content-Length", b"%d" % len(body)),)
+        start = f"{turn.method} {endpoint.prefix}".encode() + turn.target + b" HTTP/1.1\r\nHost: " + endpoint.authority
+        return b"%b\r\n%b%b%b\r\n%b" % (start, lines, self._authorization, http.block(added), body)
 
     @property
     def ready(self) -> bool:
@@ -185,14 +153,14 @@ class Client:
             endpoint.healthy = await self._answers(endpoint, path)
 
     async def _answers(self, endpoint: Endpoint, path: str) -> bool:
-        probe = Pool([endpoint], limit=1, connect=self._limits.first_byte, idle=0, wait=1)
+        probe = Pool([endpoint], limit=1, connect=self._limits.patience.first_byte, idle=0, wait=1)
         try:
             _, connection = await probe.acquire(fresh=True)
         except errors.ProxyError:
             return False
         try:
             request = b"GET " + f"{endpoint.prefix}{path}".encode() + b" HTTP/1.1\r\nHost: " + endpoint.authority
-            connection.send("GET", request + b"\r\nConnection: close\r\n\r\n")
+            self._send(connection, "GET", request + b"\r\nConnection: close\r\n\r\n")
             await self._head(connection)
             return 200 <= connection.status < 300
         except errors.UpstreamError:
@@ -205,10 +173,8 @@ class Client:
         self._pool.close()
 
 
-async def _pass(parts: Iterable[Frames | Event], send: Send) -> bool:
-    """Sends the parts on; whether the response is over with one of them."""
-    over = False
-    for part in parts:
-        await send(part)
-        over = over or (isinstance(part, Event) and part.type in TERMINAL)
-    return over
+@lru_cache(maxsize=256)
+def _passed_on(headers: http.Headers, refused: frozenset[bytes]) -> tuple[bytes, frozenset[bytes]]:
+    """The header lines that go upstream, and their names in lower case."""
+    kept = http.without(headers, refused)
+    return http.block(kept), frozenset(name.lower() for name, _ in kept)

@@ -1,4 +1,4 @@
-"""One connection to a backend: an asyncio protocol over llhttp's parser, with backpressure and an idle watch.
+"""One connection to a backend: an asyncio protocol over llhttp's parser, with backpressure and limits in time.
 
 Bodies arrive as they are: not decompressed, not re-chunked. What came in one read comes out as one piece.
 """
@@ -6,6 +6,8 @@ Bodies arrive as they are: not decompressed, not re-chunked. What came in one re
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import httptools
@@ -15,26 +17,43 @@ from proxy.protocol.headers import Headers, get
 
 _HIGH_WATER = 256 * 1024  # bytes that may wait for the reader before the socket is no longer read
 
+Sink = Callable[[bytes], bool]  # takes bytes of a body; False: its task must go on from there
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an answer may take, in seconds."""
+
+    first_byte: float  # until its head is there
+    idle: float  # of silence within it
+    total: float
+
+    @property
+    def shortest(self) -> float:
+        """How often it must be looked at the clock."""
+        return min(self.first_byte, self.idle, self.total)
+
 
 class Connection(asyncio.Protocol):
-    """Sends one request at a time; `head`, then `read` until it gives b""."""
+    """Sends one request at a time; `head`, then `read` until it gives b"", or `pump` until it gives False."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
         self._error: errors.UpstreamError | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self.used = 0  # requests that were answered on this connection
         self.idle_since = 0.0
         self._reset("")
 
     def _reset(self, method: str) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._method = method
         self._reason = b""
         self._pairs: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._held = 0  # bytes that came since the reader last took some
         self._paused = False
         self._keep = False
         self.began = False  # any byte of the answer has come
@@ -42,21 +61,30 @@ class Connection(asyncio.Protocol):
         self.headers: Headers = ()
         self.trailers: Headers = ()
         self.complete = False
-        self._idle: float | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self.expired = False  # the answer took longer than the total allows; its task has been interrupted
+        self._patience: Patience | None = None
+        self._sent = self._heard = 0.0
+        self.on_body = self._chunks.append  # which the parser calls, for each chunk of a body
+        self._parser = httptools.HttpResponseParser(self)
 
     # What the shell calls
 
-    def send(self, method: str, request: bytes) -> None:
-        """Writes a whole request; the answer is awaited with `head`."""
+    def send(self, method: str, request: bytes, patience: Patience, interrupt: Callable[[], object]) -> None:
+        """Writes a whole request; the answer is awaited with `head`.
+
+        A task that keeps an answer for longer than the total, wherever it waits, is interrupted.
+        """
         self._reset(method)
         if self._transport is None or self._transport.is_closing():
             raise errors.UpstreamDropped()
+        self._patience, self._interrupt = patience, interrupt
+        self._sent = self._heard = self._loop.time()
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(patience.shortest, self._look_at_clock)
         self._transport.write(request)
 
     async def head(self) -> None:
-        """Waits for the status line and headers. Raises `UpstreamDropped` or `UpstreamProtocol`."""
+        """Waits for the status line and headers. Raises `UpstreamDropped`, `UpstreamProtocol`, `FirstByteTimeout`."""
         while not self.status:
             self._raise_if_broken()
             await self._wait()
@@ -68,18 +96,42 @@ class Connection(asyncio.Protocol):
                 return b""
             self._raise_if_broken()
             await self._wait()
+        return self._taken()
+
+    async def pump(self, sink: Sink) -> bool:
+        """Waits while `sink` takes what comes, in the very calls that read it: no task is woken for that.
+
+        Returns True when the sink says that its task must go on, and False at the body's end. Raises as `read` does.
+        """
+        while True:
+            if self._chunks:
+                if not sink(self._taken()):
+                    return True
+            elif self.complete:
+                return False
+            else:
+                self._raise_if_broken()
+                if await self._sunk(sink):
+                    return True
+
+    async def _sunk(self, sink: Sink) -> bool:
+        """Lends the sink to `data_received` until it does not want more."""
+        self._sink = sink
+        try:
+            await self._wait()
+            return self._sink is None
+        finally:
+            self._sink = None
+
+    def _taken(self) -> bytes:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks, self._held = [], 0
+        self._chunks.clear()
+        self._held = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._heard = self._loop.time()
             self._transport.resume_reading()
         return data
-
-    def watch_idle(self, seconds: float) -> None:
-        """From now on, that long a silence while somebody reads is an `IdleTimeout`."""
-        self._idle, self._heard = seconds, self._loop.time()
-        self._alarm = self._loop.call_later(seconds, self._check_idle)
 
     @property
     def reason(self) -> bytes:
@@ -99,7 +151,7 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Ends the watch of an answer that is over; the connection may wait for its next request."""
-        self._unwatch()
+        self._patience = None
         self.used += 1
         self.idle_since = self._loop.time()
 
@@ -117,12 +169,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.began = True
         self._heard = self._loop.time()
+        self._held += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail(errors.UpstreamProtocol("The backend changed the protocol although it was not asked to."))
         except httptools.HttpParserError as error:
             self._fail(errors.UpstreamProtocol(f"The backend's answer is not HTTP/1.1: {error}"))
+        if self._sink is not None and self._chunks and self._error is None:
+            if not self._sink(self._taken()):
+                self._sink = None
+            elif not self.complete:
+                return
         if self._held > _HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -165,10 +223,6 @@ class Connection(asyncio.Protocol):
             # The parser does not know that no body follows; a connection in that state is not used again.
             self.complete, self._keep = True, False
 
-    def on_body(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._held += len(data)
-
     def on_message_complete(self) -> None:
         if not self.status:  # a 1xx interlude is over
             self._pairs, self._reason = [], b""
@@ -201,20 +255,35 @@ class Connection(asyncio.Protocol):
             self._error = error
         self._keep = False
 
-    def _check_idle(self) -> None:
-        if self._idle is None or self.complete:
+    def _look_at_clock(self) -> None:
+        self._alarm = None
+        patience, now = self._patience, self._loop.time()
+        if patience is None or self.complete:
+            return  # nothing is awaited; the next request winds it up again
+        if self._waiter is None:
+            # A client that does not read keeps us from reading; that is not the backend's silence.
+            self._heard = now
+        if now - self._sent >= patience.total:
+            self.expired = True
+            self._interrupt()
             return
-        silent = self._loop.time() - self._heard
-        if self._waiter is not None and silent >= self._idle:
-            self._fail(errors.IdleTimeout(f"The backend sent nothing for {self._idle:g} seconds."))
-            self._wake()
+        if not self.status and now - self._sent >= patience.first_byte:
+            said = f"The backend did not begin its answer within {patience.first_byte:g} seconds."
+            self._fail(errors.FirstByteTimeout(said))
+        elif self.status and now - self._heard >= patience.idle:
+            self._fail(errors.IdleTimeout(f"The backend sent nothing for {patience.idle:g} seconds."))
+        else:
+            self._alarm = self._loop.call_at(self._due(patience), self._look_at_clock)
             return
-        # A client that does not read keeps us from reading; that is not the backend's silence.
-        wait = self._idle - silent if self._waiter is not None else self._idle
-        self._alarm = self._loop.call_later(max(wait, 0.001), self._check_idle)
+        self._wake()
+
+    def _due(self, patience: Patience) -> float:
+        next_ = self._heard + patience.idle if self.status else self._sent + patience.first_byte
+        # The head may come at any time, and with it the other limit.
+        return min(next_, self._sent + patience.total, self._loop.time() + patience.shortest)
 
     def _unwatch(self) -> None:
+        self._patience = None
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._idle = None

@@ -59,7 +59,10 @@ class Pool:
 
         Raises `Overloaded` when all connections are taken for too long, `UpstreamUnreachable`, `ConnectTimeout`.
         """
-        await self._slot()
+        if self._slots.locked():
+            await self._slot()
+        else:
+            await self._slots.acquire()
         try:
             found = await self._reach(fresh)
         except BaseException:
@@ -85,9 +88,6 @@ class Pool:
                 endpoint.idle.pop().close()
 
     async def _slot(self) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
         try:
             async with asyncio.timeout(self._wait_limit):
                 await self._slots.acquire()
@@ -107,6 +107,8 @@ class Pool:
 
     def _in_turn(self) -> list[Endpoint]:
         count = len(self._endpoints)
+        if count == 1:
+            return self._endpoints
         order = [self._endpoints[(self._next + step) % count] for step in range(count)]
         self._next = (self._next + 1) % count
         return [e for e in order if e.healthy] or order

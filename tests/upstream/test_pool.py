@@ -10,10 +10,12 @@ import pytest
 
 from proxy import errors
 from proxy.demo.process import free_port
-from proxy.upstream.connection import Connection
+from proxy.upstream.connection import Connection, Patience
 from proxy.upstream.pool import Endpoint, Pool
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+PATIENCE = Patience(first_byte=60, idle=60, total=60)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def pool(*urls: str, **options: Any) -> Pool:
 async def used(pool: Pool, *, fresh: bool = False) -> tuple[str, Connection]:
     """One exchange from beginning to end: its endpoint, and its connection."""
     endpoint, connection = await pool.acquire(fresh=fresh)
-    connection.send("GET", b"GET / HTTP/1.1\r\n\r\n")
+    connection.send("GET", b"GET / HTTP/1.1\r\n\r\n", PATIENCE, asyncio.current_task().cancel)
     await connection.head()
     assert await connection.read() == b"ok"
     assert await connection.read() == b""
@@ -83,7 +85,7 @@ async def test_a_connection_is_used_again_the_newest_first(servers: list[str]):
     first = await one.acquire()
     second = await one.acquire()
     for endpoint, connection in (first, second):
-        connection.send("GET", b"GET / HTTP/1.1\r\n\r\n")
+        connection.send("GET", b"GET / HTTP/1.1\r\n\r\n", PATIENCE, asyncio.current_task().cancel)
         await connection.head()
         await connection.read()
         await connection.read()
@@ -105,7 +107,7 @@ async def test_a_fresh_connection_can_be_asked_for(servers: list[str]):
 async def test_an_answer_that_is_not_over_leaves_no_connection(servers: list[str]):
     one = pool(servers[0])
     endpoint, connection = await one.acquire()
-    connection.send("GET", b"GET / HTTP/1.1\r\n\r\n")
+    connection.send("GET", b"GET / HTTP/1.1\r\n\r\n", PATIENCE, asyncio.current_task().cancel)
     one.release(endpoint, connection)
     assert not connection.alive
     assert not endpoint.idle

@@ -1,0 +1,118 @@
+"""An event stream on its way outwards: what nobody has to wait for goes on inside the very call that read it.
+
+A run of deltas is sent by running the chain's `send` at once. Only where that has to wait (a client that does not
+read), or where an event wants somebody's attention (most of all the terminal one, which waits for its commit), the
+request's own task goes on from there; until it has caught up, nothing else is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator, Iterator
+from itertools import chain
+from typing import Any
+
+from proxy import errors
+from proxy.chain import Send
+from proxy.protocol import jsonbytes, sse
+from proxy.protocol.events import TERMINAL, Event, Frames
+from proxy.protocol.sse import Decoder, FrameTooLarge
+from proxy.upstream.connection import Connection
+
+_Parts = Iterator[Frames | Event]
+
+
+class Relay:
+    """One stream; the parts that are not sent yet, and a `send` that has to wait, are kept here for the task."""
+
+    def __init__(self, send: Send, max_frame_bytes: int) -> None:
+        self._send = send
+        self._max_frame_bytes = max_frame_bytes
+        self._decoder = Decoder(max_frame_bytes)
+        self._parts: _Parts = iter(())
+        self._waiting: _Rest | None = None
+        self._error: BaseException | None = None
+        self._over = False
+
+    async def run(self, connection: Connection) -> None:
+        """Relays the whole stream. Raises `StreamCut` where it ends without a terminal event."""
+        try:
+            while await connection.pump(self._take):
+                await self._catch_up()
+            self._parts = iter(self._decoder.end())
+            await self._catch_up()
+        except FrameTooLarge:
+            raise errors.UpstreamProtocol(
+                f"One event of the backend is larger than {self._max_frame_bytes} bytes."
+            ) from None
+        except jsonbytes.NotJSON as error:
+            # Raised by whoever looked into an event on its way out.
+            raise errors.UpstreamProtocol(f"An event of the backend could not be understood: {error}") from error
+        except errors.StreamCut:
+            if not self._over:
+                raise
+        if not self._over:
+            raise errors.StreamCut()
+        if self._decoder.rest():
+            await self._send(sse.event(self._decoder.rest()))
+
+    def _take(self, data: bytes) -> bool:
+        """Sends on what nobody has to wait for; whether that was everything. Errors are the task's to raise."""
+        try:
+            self._parts = iter(self._decoder.feed(data))
+            return self._pass_deltas()
+        except Exception as error:  # noqa: BLE001  # raised again by the task
+            self._error = error
+            return False
+
+    def _pass_deltas(self) -> bool:
+        for part in self._parts:
+            if isinstance(part, Event):
+                self._parts = chain((part,), self._parts)
+                return False
+            self._waiting = begin(self._send(part))
+            if self._waiting is not None:
+                return False
+        return True
+
+    async def _catch_up(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            await waiting
+        for part in self._parts:
+            await self._send(part)
+            self._over = self._over or (isinstance(part, Event) and part.type in TERMINAL)
+
+
+def begin(coroutine: Coroutine[Any, Any, None]) -> _Rest | None:
+    """Runs a coroutine as far as it goes without waiting. What is left of it is to be awaited; None: nothing is."""
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration:
+        return None
+    return _Rest(coroutine, waits_for)
+
+
+class _Rest:
+    """A coroutine under way, with what it waits for: `await` goes on where it stopped."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                try:
+                    heard = yield waits_for
+                except GeneratorExit:
+                    self._coroutine.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001  # it is the coroutine's
+                    waits_for = self._coroutine.throw(error)
+                else:
+                    waits_for = self._coroutine.send(heard)
+            except StopIteration:
+                return
