@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Background:
 
 def new_id(prefix: str) -> str:
     """A fresh id: `prefix` and 32 hexadecimal digits that nobody can guess."""
-    return prefix + secrets.token_hex(16)
+    return prefix + os.urandom(16).hex()
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,22 @@ async def body(request: web.BaseRequest, limit: int, seconds: float) -> bytes:
     length = request.content_length
     if length is not None and length > limit:
         raise too_large(limit)
-    _invite(request)
     try:
-        async with asyncio.timeout(seconds):
-            raw = await _read(request, limit)
+        if request.content.is_eof():  # it came with the head
+            raw = request.content.read_nowait()
+        else:
+            _invite(request)
+            async with asyncio.timeout(seconds):
+                raw = await _read(request, limit)
     except TimeoutError:
         raise errors.RequestTimeout(f"The request did not arrive within {seconds:g} seconds.") from None
     except (ClientError, web.RequestPayloadError, ValueError) as error:
         raise errors.InvalidRequest(f"The request body could not be read: {error}") from error
-    return _decoded(raw, (http.get(request.raw_headers, b"content-encoding") or b"identity").strip().lower(), limit)
+    return _decoded(raw, _encoding(request), limit)
+
+
+def _encoding(request: web.BaseRequest) -> bytes:
+    return (http.get(request.raw_headers, b"content-encoding") or b"identity").strip().lower()
 
 
 def _invite(request: web.BaseRequest) -> None:
@@ -37,6 +44,8 @@ def _invite(request: web.BaseRequest) -> None:
 
 
 def _decoded(raw: bytes, encoding: bytes, limit: int) -> bytes:
+    if len(raw) > limit:
+        raise too_large(limit)
     try:
         return decoded(raw, encoding, limit)
     except TooLong:

@@ -9,17 +9,17 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from proxy import errors
-from proxy.chain import Next, Send
+from proxy.chain import Next
 from proxy.config import Listener as Options
 from proxy.facades import error_body, openai
 from proxy.facades.openai import Kind
 from proxy.protocol import headers as http
-from proxy.protocol.events import Event, Frames, Head, Message
 from proxy.protocol.lookup import Lookup, json_reply
 from proxy.protocol.records import Owner
 from proxy.protocol.turn import Body, Operation, Turn
@@ -29,12 +29,11 @@ from proxy.server.health import Health
 from proxy.server.objects import Objects
 from proxy.server.reply import Reply
 from proxy.services import new_id
-from proxy.telemetry import FIRST_EVENT, REQUESTS, UPSTREAM_ERRORS
+from proxy.telemetry import UPSTREAM_ERRORS, Access, AccessLog, answered
 
 HEAD_SECONDS = 60.0  # for the first request head of a connection
 
 log = logging.getLogger("rejoinder.listener")
-access = logging.getLogger("rejoinder.access")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Site:
     objects: Objects
     cancel: Cancel
     health: Health | None  # None: another listener serves it
-    access_log: bool
+    access_log: AccessLog | None
 
 
 class Listener:
@@ -62,9 +61,9 @@ class Listener:
         """Answers one request; whatever goes wrong is said to the client here, and nowhere else."""
         began = time.perf_counter()
         request_id = new_id("req_")
-        reply = Reply(request, request_id)
+        reply = Reply(request, request_id, began, self._site.options.heartbeat)
         try:
-            await self._answer(request, reply, began)
+            await self._answer(request, reply)
         except errors.ProxyError as error:
             _count(error)
             reply.fail(error)
@@ -78,13 +77,13 @@ class Listener:
             reply.fail(errors.ProxyError(f"The gateway failed. Its log names this request as {request_id}."))
         finally:
             _finish(reply)
-            REQUESTS.labels(reply.kind, str(reply.code)).inc()
-            if self._site.access_log:
-                self._log(request, reply, request_id, time.perf_counter() - began)
-        return reply
+            answered(reply.kind, reply.code)
+            if self._site.access_log is not None:
+                self._log(self._site.access_log, request, reply, began)
+        return cast(web.StreamResponse, reply)
 
-    async def _answer(self, request: web.BaseRequest, reply: Reply, began: float) -> None:
-        path = request.raw_path.partition("?")[0]
+    async def _answer(self, request: web.BaseRequest, reply: Reply) -> None:
+        path = reply.path
         if self._site.health is not None and path in self._site.health.paths:
             reply.looked_up(await self._site.health.answer(path))
             reply.kind = "health"
@@ -99,8 +98,7 @@ class Listener:
         elif kind is Kind.CANCEL and await self._cancelled(request, reply, path, owner):
             pass
         else:
-            turn = await self._turn(request, path, operation)
-            await self._site.chain(turn, self._watched(reply, turn, began))
+            await self._site.chain(await self._turn(request, path, operation, owner), reply.send)
 
     async def _state(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> None:
         body = await self._body(request)
@@ -116,7 +114,7 @@ class Listener:
             reply.looked_up(json_reply(body))
         return body is not None
 
-    async def _turn(self, request: web.BaseRequest, path: str, operation: Operation) -> Turn:
+    async def _turn(self, request: web.BaseRequest, path: str, operation: Operation, owner: Owner) -> Turn:
         if operation is Operation.OTHER and not self._passes(path):
             raise errors.NotFound(f"There is nothing at {path}.")
         if operation is not Operation.OTHER:
@@ -128,43 +126,16 @@ class Listener:
         if http.get(headers, b"content-encoding") is not None:
             headers = http.without(headers, {b"content-encoding"})
         target = request.raw_path.encode("utf-8", "surrogateescape")
-        return Turn(request.method, target, path, headers, operation, Body(raw))
+        return Turn(request.method, target, path, headers, operation, Body(raw), owner)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         options = self._site.options
         return await inbound.body(request, options.max_body_bytes, options.read_timeout_seconds)
 
-    def _watched(self, reply: Reply, turn: Turn, began: float) -> Send:
-        """The outermost `send`; it turns into the reply's own once the first event has been noted."""
-        if turn.operation is not Operation.CREATE:
-            return reply.send
-        heartbeat = self._site.options.heartbeat
-        waiting = True
-
-        async def send(message: Message) -> None:
-            nonlocal waiting
-            await reply.send(message)
-            if waiting and isinstance(message, Frames | Event):
-                waiting = False
-                FIRST_EVENT.observe(time.perf_counter() - began)
-            if isinstance(message, Head) and message.events:
-                seconds = heartbeat.composed_seconds if message.composed else heartbeat.verbatim_seconds
-                if seconds:
-                    reply.beat(seconds)
-
-        return send
-
-    def _log(self, request: web.BaseRequest, reply: Reply, request_id: str, seconds: float) -> None:
-        path = request.raw_path.partition("?")[0]
-        fields = {
-            "method": request.method,
-            "path": path,
-            "status": reply.code,
-            "bytes": reply.sent,
-            "ms": round(seconds * 1e3, 1),
-            "request_id": request_id,
-        }
-        access.info("%s %s %d %d B %.1f ms %s", *fields.values(), extra=fields)
+    @staticmethod
+    def _log(log: AccessLog, request: web.BaseRequest, reply: Reply, began: float) -> None:
+        milliseconds = round((time.perf_counter() - began) * 1e3, 1)
+        log.add(Access(request.method, reply.path, reply.code, reply.sent, milliseconds, reply.request_id))
 
 
 class Protocol(web.RequestHandler):

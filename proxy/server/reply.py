@@ -6,45 +6,50 @@ aiohttp would re-case, add and drop headers and chunk a second time; here the he
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import lru_cache
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from proxy import errors
+from proxy.config.shape import Heartbeat
 from proxy.facades import error_body, openai
 from proxy.protocol import headers as http
 from proxy.protocol import sse
 from proxy.protocol.events import Answer, Chunk, Event, Frames, Head, Message, Trailers, encode
 from proxy.protocol.lookup import Reply as Looked
-from proxy.telemetry import OPEN_STREAMS
+from proxy.telemetry import FIRST_EVENT, OPEN_STREAMS
 
 _JSON = (b"Content-Type", b"application/json")
 _LENGTH = frozenset({b"content-length"})
 _BODILESS = frozenset({204, 304})
 
 
-class Reply(web.StreamResponse):
+class Reply:
     """One answer. `send` is the outermost `send` of the chain."""
 
-    def __init__(self, request: web.BaseRequest, request_id: str) -> None:
-        super().__init__()
+    def __init__(self, request: web.BaseRequest, request_id: str, began: float, heartbeat: Heartbeat) -> None:
         self._http = request
-        self._loop = asyncio.get_running_loop()
-        self._request_id = request_id.encode()
+        self._client = request.protocol
+        self.request_id = request_id
+        self._began: float | None = began  # until the first event has been sent
+        self._options = heartbeat
         self._chunked_out = False
         self._close = not request.keep_alive or request.version < HttpVersion11
         self._trailers: http.Headers = ()
         self._latest = b""
         self._events = False
         self._finished = False
-        self._heartbeat: _Heartbeat | None = None
+        self._heartbeat: _Beats | None = None
+        self.path = request.raw_path.partition("?")[0]
         self.kind = "unknown"  # what the request was, for the metrics
         self.begun = False
         self.code = 0  # the status, once it is sent
         self.sent = 0  # bytes of body
 
-    # What aiohttp calls when the handler has returned
+    # What aiohttp asks of a response when the handler has returned; everything has been written by then
 
     @property
     def keep_alive(self) -> bool | None:
@@ -65,6 +70,9 @@ class Reply(web.StreamResponse):
                 if b'"sequence_number"' in message.raw:
                     self._latest = message.raw
                 await self._write(message.raw)
+                if self._began is not None:
+                    FIRST_EVENT.observe(time.perf_counter() - self._began)
+                    self._began = None
             case Chunk():
                 await self._write(message.raw)
             case Head():
@@ -81,7 +89,7 @@ class Reply(web.StreamResponse):
     def fail(self, error: errors.ProxyError) -> None:
         """Says what went wrong: by status, or, too late for that, by a last event; other bodies are cut short."""
         if not self.begun:
-            headers = (_JSON, (b"X-Request-Id", self._request_id), *error.headers)
+            headers = (_JSON, (b"X-Request-Id", self.request_id.encode()), *error.headers)
             self._whole(error.status, b"", headers, error_body(error))
         elif self._events:
             self._put(openai.late_error(error, self._last_number() + 1).raw)
@@ -97,25 +105,20 @@ class Reply(web.StreamResponse):
             self._heartbeat.stop()
         if self._events:
             OPEN_STREAMS.dec()
-        transport = self._http.transport
+        transport = self._client.transport
         if self._chunked_out and transport is not None:
-            trailers = b"".join(name + b": " + value + b"\r\n" for name, value in self._trailers)
-            transport.write(b"0\r\n" + trailers + b"\r\n")
+            transport.write(b"0\r\n" + http.block(self._trailers) + b"\r\n")
 
     def abort(self) -> None:
         """Cuts the connection, so that an unfinished body cannot pass for a whole one."""
         self._close = True
         self._chunked_out = False
-        if self._http.transport is not None:
-            self._http.transport.abort()
-
-    def beat(self, seconds: float) -> None:
-        """From now on, fills a silence of that length with a keepalive event."""
-        self._heartbeat = _Heartbeat(self, seconds, self._loop)
+        if self._client.transport is not None:
+            self._client.transport.abort()
 
     def keepalive(self) -> None:
         """Writes one keepalive event, unless the client does not read anyway."""
-        if self._finished or self._http.protocol.writing_paused:
+        if self._finished or self._client.writing_paused:
             return
         number = max(self._last_number(), 0)
         self._put(encode("keepalive", b'{"type":"keepalive","sequence_number":%d}' % number).raw)
@@ -139,12 +142,17 @@ class Reply(web.StreamResponse):
         if head.events:
             OPEN_STREAMS.inc()
         self._put_head(head.status, head.reason, headers)
+        if head.events:
+            seconds = self._options.composed_seconds if head.composed else self._options.verbatim_seconds
+            if seconds:  # from now on, a silence of that length is filled
+                self._heartbeat = _Beats(self, seconds, asyncio.get_running_loop())
 
     def _whole(self, status: int, reason: bytes, headers: http.Headers, body: bytes) -> None:
         length = b"%d" % len(body)
-        if http.get(headers, b"content-length") is None:
+        named = http.get(headers, b"content-length")
+        if named is None:
             headers += ((b"Content-Length", length),)
-        else:
+        elif named != length:
             headers = tuple((n, length if n.lower() in _LENGTH else v) for n, v in headers)
         self._put_head(status, reason, headers, b"" if self._http.method == "HEAD" else body)
 
@@ -152,10 +160,8 @@ class Reply(web.StreamResponse):
         self.begun, self.code = True, status
         if self._close:
             headers += ((b"Connection", b"close"),)
-        lines = [b"HTTP/1.1 %d " % status + (reason or _reason(status))]
-        lines += [name + b": " + value for name, value in headers]
         self.sent += len(body)
-        self._transport().write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self._transport().write(_head(status, reason, headers) + body)
 
     async def _write(self, data: bytes) -> None:
         if not data:
@@ -163,22 +169,21 @@ class Reply(web.StreamResponse):
         self._put(data)
         if self._heartbeat is not None:
             self._heartbeat.heard()
-        protocol = self._http.protocol
-        if protocol.writing_paused:
-            await protocol._drain_helper()
+        if self._client.writing_paused:
+            await self._client._drain_helper()
 
     def _put(self, data: bytes) -> None:
         self.sent += len(data)
         self._transport().write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked_out else data)
 
     def _transport(self) -> asyncio.Transport:
-        transport = self._http.transport
+        transport = self._client.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
         return transport
 
 
-class _Heartbeat:
+class _Beats:
     """A timer that is looked at again only when it fires."""
 
     def __init__(self, reply: Reply, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -203,6 +208,11 @@ class _Heartbeat:
                 return
             self._heard, silent = self._loop.time(), 0.0
         self._timer = self._loop.call_later(self._seconds - silent, self._look)
+
+
+@lru_cache(maxsize=256)
+def _head(status: int, reason: bytes, headers: http.Headers) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason or _reason(status), http.block(headers))
 
 
 def _reason(status: int) -> bytes:
