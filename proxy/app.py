@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from proxy import config as configuration
 from proxy import errors
 from proxy.chain import Next, check_needs, check_order, compose
@@ -24,9 +22,11 @@ from proxy.filters.owner import Config as OwnerConfig
 from proxy.filters.owner import Owner
 from proxy.loader import END, Plan, plan
 from proxy.server.cancel import Cancel
+from proxy.server.connection import Handler
 from proxy.server.health import Health
-from proxy.server.listener import Listener, Server, Site
+from proxy.server.listener import Listener, Pages, Site, refusal
 from proxy.server.objects import Objects
+from proxy.server.serving import Server
 from proxy.services import Services
 from proxy.store import Store
 from proxy.store.options import StoreOptions
@@ -38,13 +38,6 @@ from proxy.upstream.pool import Endpoint, Pool
 
 log = logging.getLogger("rejoinder")
 
-# Clients such as Codex send headers of many kilobytes.
-_WIRE: dict[str, Any] = {
-    "auto_decompress": False,
-    "access_log": None,
-    "max_line_size": 65_536,
-    "max_field_size": 65_536,
-}
 _COLLECT_AFTER = 20_000  # objects made and not freed again; Python's own 700 costs a fifth of a busy worker's time
 _GRACE = 30.0  # seconds for requests in flight when the process is asked to stop
 
@@ -189,7 +182,7 @@ class App:
                 await self._listen(stack, options)
             admin = self._blue.gateway.admin
             if admin is not None and self._first:
-                await self._listen_admin(stack, admin.address)
+                await self._serve(stack, Pages(self.health), admin.address, None)
             for work in self._periodic():
                 stack.push_async_callback(_stop, asyncio.get_running_loop().create_task(work))
             yield
@@ -223,30 +216,13 @@ class App:
         )
         await self._serve(stack, Listener(site), options.address, _tls(options, options.name))
 
-    async def _listen_admin(self, stack: AsyncExitStack, address: str) -> None:
-        async def answer(request: web.BaseRequest) -> web.StreamResponse:
-            if request.path not in self.health.paths:
-                return web.Response(status=404)
-            reply = await self.health.answer(request.path)
-            headers = {name.decode(): value.decode() for name, value in reply.headers}
-            return web.Response(status=reply.status, body=reply.body, headers=headers)
-
-        await self._serve(stack, answer, address, None)
-
-    async def _serve(self, stack: AsyncExitStack, handler: Any, address: str, tls: ssl.SSLContext | None) -> None:
-        # A silent backend must not outlive its client: handlers are cancelled when the connection goes.
-        server = Server(handler, handler_cancellation=True, **_WIRE)
-        # aiohttp waits this long twice: before and after it marks what is unread of the requests as broken.
-        runner = web.ServerRunner(server, shutdown_timeout=_GRACE / 2)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        host, _, port = address.rpartition(":")
-        shared = self._blue.gateway.workers > 1
-        site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls, reuse_port=shared, backlog=1024)
+    async def _serve(self, stack: AsyncExitStack, handler: Handler, address: str, tls: ssl.SSLContext | None) -> None:
+        server = Server(handler, refusal)
         try:
-            await site.start()
+            await server.listen(address, tls=tls, shared=self._blue.gateway.workers > 1)
         except OSError as error:
             raise errors.ConfigError(f"cannot listen on {address}: {error.strerror or error}") from error
+        stack.push_async_callback(server.close, _GRACE)
 
     def _periodic(self) -> list[Coroutine[Any, Any, None]]:
         work = [self.cancel.watch(), self._sweep()]

@@ -9,14 +9,12 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import unquote
-
-from aiohttp import web
 
 from proxy import errors
 from proxy.chain import Next
 from proxy.config import Listener as Options
+from proxy.config.shape import Heartbeat
 from proxy.facades import error_body, openai
 from proxy.facades.openai import Kind
 from proxy.protocol import headers as http
@@ -25,13 +23,12 @@ from proxy.protocol.records import Owner
 from proxy.protocol.turn import Body, Operation, Turn
 from proxy.server import inbound
 from proxy.server.cancel import Cancel
+from proxy.server.connection import Request
 from proxy.server.health import Health
 from proxy.server.objects import Objects
 from proxy.server.reply import Reply
 from proxy.services import new_id
 from proxy.telemetry import UPSTREAM_ERRORS, Access, AccessLog, answered
-
-HEAD_SECONDS = 60.0  # for the first request head of a connection
 
 log = logging.getLogger("rejoinder.listener")
 
@@ -50,14 +47,14 @@ class Site:
 
 
 class Listener:
-    """The aiohttp handler."""
+    """The handler of a listener's connections."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         patterns = "|".join(fnmatch.translate(pattern) for pattern in site.options.passthrough)
         self._passes = re.compile(patterns).match if patterns else lambda _path: None
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: Request) -> Reply:
         """Answers one request; whatever goes wrong is said to the client here, and nowhere else."""
         began = time.perf_counter()
         request_id = new_id("req_")
@@ -80,9 +77,9 @@ class Listener:
             answered(reply.kind, reply.code)
             if self._site.access_log is not None:
                 self._log(self._site.access_log, request, reply, began)
-        return cast(web.StreamResponse, reply)
+        return reply
 
-    async def _answer(self, request: web.BaseRequest, reply: Reply) -> None:
+    async def _answer(self, request: Request, reply: Reply) -> None:
         path = reply.path
         if self._site.health is not None and path in self._site.health.paths:
             reply.looked_up(await self._site.health.answer(path))
@@ -90,7 +87,7 @@ class Listener:
             return
         kind, operation = openai.classify(request.method, path, _upgrades(request))
         reply.kind = kind.value
-        owner = self._site.identify(request.raw_headers)
+        owner = self._site.identify(request.headers)
         if kind is Kind.UPGRADE:
             raise errors.UpgradeRefused()
         if kind is Kind.STATE:
@@ -100,92 +97,44 @@ class Listener:
         else:
             await self._site.chain(await self._turn(request, path, operation, owner), reply.send)
 
-    async def _state(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> None:
+    async def _state(self, request: Request, reply: Reply, path: str, owner: Owner) -> None:
         body = await self._body(request)
-        query = request.raw_path.partition("?")[2]
-        looked = await self._site.objects.answer(Lookup(request.method, path, query, body, owner))
+        looked = await self._site.objects.answer(Lookup(request.method, path, request.query, body, owner))
         if looked is None:
             raise errors.NotFound(f"There is nothing at {path}.")
         reply.looked_up(looked)
 
-    async def _cancelled(self, request: web.BaseRequest, reply: Reply, path: str, owner: Owner) -> bool:
+    async def _cancelled(self, request: Request, reply: Reply, path: str, owner: Owner) -> bool:
         body = await self._site.cancel(owner, unquote(openai.cancelled_id(path)))
         if body is not None:
             reply.looked_up(json_reply(body))
         return body is not None
 
-    async def _turn(self, request: web.BaseRequest, path: str, operation: Operation, owner: Owner) -> Turn:
+    async def _turn(self, request: Request, path: str, operation: Operation, owner: Owner) -> Turn:
         if operation is Operation.OTHER and not self._passes(path):
             raise errors.NotFound(f"There is nothing at {path}.")
         if operation is not Operation.OTHER:
-            media = http.media_type(request.raw_headers)
+            media = http.media_type(request.headers)
             if media and not http.is_json(media):
                 raise errors.UnsupportedMediaType("Content-Type must be application/json.")
-        headers = http.end_to_end(request.raw_headers)
+        headers = http.end_to_end(request.headers)
         raw = await self._body(request)
         if http.get(headers, b"content-encoding") is not None:
             headers = http.without(headers, {b"content-encoding"})
-        target = request.raw_path.encode("utf-8", "surrogateescape")
-        return Turn(request.method, target, path, headers, operation, Body(raw), owner)
+        return Turn(request.method, request.target, path, headers, operation, Body(raw), owner)
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
+    async def _body(self, request: Request) -> bytes:
         options = self._site.options
         return await inbound.body(request, options.max_body_bytes, options.read_timeout_seconds)
 
     @staticmethod
-    def _log(log: AccessLog, request: web.BaseRequest, reply: Reply, began: float) -> None:
+    def _log(log: AccessLog, request: Request, reply: Reply, began: float) -> None:
         milliseconds = round((time.perf_counter() - began) * 1e3, 1)
         log.add(Access(request.method, reply.path, reply.code, reply.sent, milliseconds, reply.request_id))
 
 
-class Protocol(web.RequestHandler):
-    """aiohttp's, which answers a request that is not HTTP in the wire's own error shape.
-
-    A connection that brings no whole request head within `HEAD_SECONDS` is closed; aiohttp would wait for ever.
-    """
-
-    __slots__ = ("_patience",)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins to wait for the first request."""
-        super().connection_made(transport)
-        self._patience = self._loop.call_later(HEAD_SECONDS, self._lose_patience)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Ends the waiting."""
-        self._patience.cancel()
-        super().connection_lost(exc)
-
-    def _lose_patience(self) -> None:
-        if self._request_count == 0 and self.transport is not None:
-            self.transport.close()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to a request that could not be parsed."""
-        error: errors.ProxyError = errors.InvalidRequest(f"The request is not valid HTTP/1.1: {message or exc}")
-        if status >= 500:
-            log.error("a request failed outside its handler", exc_info=exc)
-            error = errors.ProxyError()
-        answer = web.Response(status=status, body=error_body(error), content_type="application/json")
-        answer.force_close()
-        return answer
-
-
-class Server(web.Server):
-    """aiohttp's low-level server, with our `Protocol`."""
-
-    def __call__(self) -> web.RequestHandler:
-        return Protocol(self, loop=self._loop, **self._kwargs)
-
-
-def _upgrades(request: web.BaseRequest) -> bool:
-    return request.method == "GET" and (http.get(request.raw_headers, b"upgrade") or b"").lower() == b"websocket"
+def _upgrades(request: Request) -> bool:
+    return request.method == "GET" and (http.get(request.headers, b"upgrade") or b"").lower() == b"websocket"
 
 
 def _finish(reply: Reply) -> None:
@@ -202,3 +151,27 @@ def _count(error: errors.ProxyError) -> None:
         # A backend or a store that is away is no fault of this program: its message says all there is.
         outside = isinstance(error, errors.UpstreamError | errors.StoreUnavailable)
         log.warning("%s: %s", type(error).__name__, error.message, exc_info=None if outside else error.__cause__)
+
+
+def refusal(fault: str) -> bytes:
+    """The whole answer to a client whose bytes are not HTTP."""
+    body = error_body(errors.InvalidRequest(f"The request is not valid HTTP/1.1: {fault}"))
+    head = ((b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body)), (b"Connection", b"close"))
+    return b"HTTP/1.1 400 Bad Request\r\n" + http.block(head) + b"\r\n" + body
+
+
+class Pages:
+    """The handler of the admin listener: health and metrics, and nothing else."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def __call__(self, request: Request) -> Reply:
+        """Answers one request."""
+        reply = Reply(request, new_id("req_"), 0.0, Heartbeat())
+        if request.path in self._health.paths:
+            reply.looked_up(await self._health.answer(request.path))
+        else:
+            reply.fail(errors.NotFound(f"There is nothing at {request.path}."))
+        reply.finish()
+        return reply

@@ -1,6 +1,6 @@
 """Writes an answer to a client: the bytes as they came, straight to the transport, under backpressure.
 
-aiohttp would re-case, add and drop headers and chunk a second time; here the head is written as the backend spelled it.
+The head is written as the backend spelled it: headers keep their case, order and odd bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import time
 from functools import lru_cache
 from http import HTTPStatus
 
-from aiohttp import web
-from aiohttp.http import HttpVersion11
-
 from proxy import errors
 from proxy.config.shape import Heartbeat
 from proxy.facades import error_body, openai
@@ -20,6 +17,7 @@ from proxy.protocol import headers as http
 from proxy.protocol import sse
 from proxy.protocol.events import Answer, Chunk, Event, Frames, Head, Message, Trailers, encode
 from proxy.protocol.lookup import Reply as Looked
+from proxy.server.connection import Request
 from proxy.telemetry import FIRST_EVENT, OPEN_STREAMS
 
 _JSON = (b"Content-Type", b"application/json")
@@ -30,36 +28,29 @@ _BODILESS = frozenset({204, 304})
 class Reply:
     """One answer. `send` is the outermost `send` of the chain."""
 
-    def __init__(self, request: web.BaseRequest, request_id: str, began: float, heartbeat: Heartbeat) -> None:
+    def __init__(self, request: Request, request_id: str, began: float, heartbeat: Heartbeat) -> None:
         self._http = request
-        self._client = request.protocol
+        self._client = request.connection
         self.request_id = request_id
         self._began: float | None = began  # until the first event has been sent
         self._options = heartbeat
         self._chunked_out = False
-        self._close = not request.keep_alive or request.version < HttpVersion11
+        self._close = not request.keep_alive or not request.http_1_1
         self._trailers: http.Headers = ()
         self._latest = b""
         self._events = False
         self._finished = False
         self._heartbeat: _Beats | None = None
-        self.path = request.raw_path.partition("?")[0]
+        self.path = request.path
         self.kind = "unknown"  # what the request was, for the metrics
         self.begun = False
         self.code = 0  # the status, once it is sent
         self.sent = 0  # bytes of body
 
-    # What aiohttp asks of a response when the handler has returned; everything has been written by then
-
     @property
-    def keep_alive(self) -> bool | None:
+    def keep_alive(self) -> bool:
+        """Whether another request may follow on the connection."""
         return not self._close
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
 
     # What the chain and the listener call
 
@@ -134,7 +125,7 @@ class Reply:
         headers = http.without(head.headers, _LENGTH) if head.events else head.headers
         bodiless = self._http.method == "HEAD" or head.status in _BODILESS
         sized = http.get(headers, b"content-length") is not None
-        self._chunked_out = not (bodiless or sized) and self._http.version >= HttpVersion11
+        self._chunked_out = not (bodiless or sized) and self._http.http_1_1
         if self._chunked_out:
             headers += ((b"Transfer-Encoding", b"chunked"),)
         self._close = self._close or not (bodiless or sized or self._chunked_out)
@@ -170,7 +161,7 @@ class Reply:
         if self._heartbeat is not None:
             self._heartbeat.heard()
         if self._client.writing_paused:
-            await self._client._drain_helper()
+            await self._client.drain()
 
     def _put(self, data: bytes) -> None:
         self.sent += len(data)

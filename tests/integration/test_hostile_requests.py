@@ -106,7 +106,7 @@ async def test_a_state_field_of_another_type_is_refused(gateway: Gateway, name: 
         HEAD + b"Host: y\r\n" + LENGTH + b"\r\n" + BODY,
         HEAD.replace(b"Host: x\r\n", b"") + LENGTH + b"\r\n" + BODY,
         HEAD.replace(b"\r\n", b"\n") + LENGTH + b"\r\n" + BODY,
-        HEAD + b"X-A: " + b"a" * 70_000 + b"\r\n" + LENGTH + b"\r\n" + BODY,
+        HEAD + b"X-A: " + b"a" * 140_000 + b"\r\n" + LENGTH + b"\r\n" + BODY,
         b"GET /v1/models?a=\x01 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"NONSENSE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -227,7 +227,7 @@ async def test_a_turn_of_many_items_enters_its_conversation(both: Gateway) -> No
 
 
 async def test_a_connection_that_brings_no_head_is_closed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.server.listener.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("proxy.server.connection.HEAD_SECONDS", 0.2)
     async with gateway.client() as slow, gateway.client() as steady:
         slow.writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
         await steady.send("GET", "/healthz", b"", ())

@@ -1,0 +1,348 @@
+"""A client's connection: an asyncio protocol over llhttp's parser. Requests are answered one at a time, in order.
+
+Each request is answered by a task of its own, which is cancelled when its client goes. What a client sends faster than
+it is answered waits in the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Protocol, cast
+
+import httptools
+
+from proxy import errors
+from proxy.protocol.headers import Headers
+
+HEAD_SECONDS = 60.0  # for a request's head to arrive whole
+KEEP_ALIVE_SECONDS = 3600.0  # for a connection on which nothing happens
+_LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants
+_MAX_HEAD = 128 * 1024  # bytes; clients such as Codex send headers of many kilobytes
+_HIGH_WATER = 256 * 1024  # bytes of a body that nobody has asked for yet
+
+
+class Answer(Protocol):
+    """What a handler leaves behind: everything has been written by then."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether another request may follow on the connection."""
+
+
+_SINGLE = (b"host", b"content-length", b"content-type", b"transfer-encoding")
+_ODD_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+_ODD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+Handler = Callable[["Request"], Awaitable[Answer]]
+
+
+class Request:
+    """A request as it came: its head, and its body as soon as somebody asks for it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.method = ""
+        self.target = b""  # exactly as the client spelled it
+        self.headers: Headers = ()
+        self.keep_alive = True
+        self.http_1_1 = True
+        self.complete = False  # all of the body has come
+        self.size = 0  # bytes of body that have come
+        self.limit: int | None = None  # how many of them somebody wants; None: nobody has asked yet
+        self._parts: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition(b"?")[0].decode("utf-8", "surrogateescape")
+
+    @property
+    def query(self) -> str:
+        """What follows the target's question mark."""
+        return self.target.partition(b"?")[2].decode("utf-8", "surrogateescape")
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises `BodyTooLarge`, or `InvalidRequest` when it cannot be read."""
+        self.limit = limit
+        while not self.complete and self._error is None and self.size <= limit:
+            self.connection.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise errors.InvalidRequest(f"The request body could not be read: {self._error}")
+        if self.size > limit:
+            raise too_large(limit)
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def discard(self) -> None:
+        """Reads what is left of the body, and throws it away."""
+        self.limit = 0
+        self._parts = []
+        while not self.complete and self._error is None:
+            self.connection.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    # What the connection tells
+
+    def came(self, part: bytes) -> None:
+        """More of the body."""
+        self.size += len(part)
+        if self.limit is None or self.size <= self.limit:
+            self._parts.append(part)
+        elif self.limit:
+            self._wake()
+
+    def end(self, error: str | None = None) -> None:
+        """The body is over; `error`: before its end."""
+        self.complete, self._error = error is None, error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@lru_cache(maxsize=256)
+def _check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
+    """Raises `ValueError` for what one reader may take for this and another for that."""
+    if _ODD_IN_TARGET.search(target):
+        raise ValueError("its target holds a control character")
+    names = [name.lower() for name, _ in headers]
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            raise ValueError(f"the header {name.decode()} is there more than once")
+    if http_1_1 and b"host" not in names:
+        raise ValueError("the header host is missing")
+    for name, value in headers:
+        if _ODD_IN_VALUE.search(value):
+            raise ValueError(f"the header {name.decode('latin-1')} holds a control character")
+
+
+def too_large(limit: int) -> errors.BodyTooLarge:
+    """The error that names the limit."""
+    return errors.BodyTooLarge(f"The request body is larger than {limit} bytes.")
+
+
+class Connection(asyncio.Protocol):
+    """What a server makes for each client."""
+
+    def __init__(self, answer: Handler, refuse: Callable[[str], bytes], open_: set[Connection]) -> None:
+        self._answer = answer
+        self._refuse = refuse  # makes the last words to a client whose bytes are not HTTP
+        self._open = open_
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._requests: deque[Request] = deque()  # the first is being answered
+        self._incoming: Request | None = None  # whose end has not come yet
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self._head = 0  # bytes of the head that is coming
+        self._task: asyncio.Task[None] | None = None
+        self._broken: str | None = None  # nothing more can be understood
+        self._closing = False
+        self._reading_paused = False
+        self._drained: asyncio.Future[None] | None = None
+        self._answered = 0
+        self._quiet_since = self._loop.time()
+        self.writing_paused = False
+        self.transport: asyncio.Transport | None = None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """Who answers a request at the moment."""
+        return self._task
+
+    async def drain(self) -> None:
+        """Waits until the client has read enough for more to be written. Raises `ConnectionResetError` if it leaves."""
+        while self.writing_paused:
+            if self.transport is None:
+                raise ConnectionResetError("the client has gone")
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def invite(self) -> None:
+        """Tells a client that asked first that it may send its body."""
+        if self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def close_soon(self) -> None:
+        """Takes no more requests; what is being answered is answered."""
+        self._closing = True
+        if self._task is None and self.transport is not None:
+            self.transport.close()
+
+    def cancel(self) -> None:
+        """Ends the task of the request that is being answered."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._open.add(self)
+        self._watch = self._loop.call_later(HEAD_SECONDS, self._look_at_clock)
+
+    def data_received(self, data: bytes) -> None:
+        if self._broken is not None or self._closing:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Another protocol is offered, and declined by answering in this one.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest:
+                self.data_received(rest)
+        except httptools.HttpParserError as error:
+            self._break(str(error.__context__ or error))
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._watch.cancel()
+        self._open.discard(self)
+        self.transport = None
+        self.resume_writing()
+        self._requests.clear()
+        self.cancel()
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        self._incoming = Request(self)
+        self._pairs, self._head = [], 0
+
+    def on_url(self, part: bytes) -> None:
+        if self._incoming is not None:
+            self._incoming.target += part
+        self._count(len(part))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._pairs.append((name, value))
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        request = self._incoming
+        assert request is not None  # noqa: S101  # its beginning came before
+        parser = self._parser
+        request.method = parser.get_method().decode("latin-1")
+        request.headers, self._pairs = tuple(self._pairs), []
+        request.http_1_1 = parser.get_http_version() == "1.1"
+        _check_head(request.target, request.headers, request.http_1_1)
+        request.keep_alive = parser.should_keep_alive()
+        self._requests.append(request)
+        if self._task is None:
+            self._begin()
+
+    def on_body(self, part: bytes) -> None:
+        request = self._incoming
+        if request is not None:
+            request.came(part)
+            if request.limit is None and request.size > _HIGH_WATER:
+                self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        request, self._incoming = self._incoming, None
+        if request is not None:
+            request.end()
+        if len(self._requests) > 1:
+            self._pause_reading()
+
+    # Inner matters
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > _MAX_HEAD:
+            raise ValueError(f"its head is larger than {_MAX_HEAD} bytes")
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._serve(self._requests[0]))
+
+    async def _serve(self, request: Request) -> None:
+        """Answers one request, and makes the connection ready for the next one, or closes it."""
+        keep = False
+        try:
+            answer = await self._answer(request)
+            keep = answer.keep_alive
+            if keep and not request.complete:
+                keep = await self._rest_of(request)
+        finally:
+            self._task = None
+            self._next(keep)
+
+    async def _rest_of(self, request: Request) -> bool:
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await request.discard()
+        except TimeoutError:
+            return False
+        return request.complete
+
+    def _next(self, keep: bool) -> None:
+        if self._requests:
+            self._requests.popleft()
+        self._answered += 1
+        self._quiet_since = self._loop.time()
+        if self.transport is None:
+            return
+        if keep and not self._closing and self._requests:
+            self._begin()
+            return
+        if self._broken is not None:
+            self._say_broken(keep)
+        elif keep and not self._closing:
+            self.resume_reading()
+        else:
+            self.transport.close()
+
+    def _break(self, error: str) -> None:
+        self._broken = error
+        if self._incoming is not None and self._incoming in self._requests:
+            self._incoming.end(error)
+        elif self._task is None:
+            self._say_broken(True)
+
+    def _say_broken(self, clear: bool) -> None:
+        if self.transport is not None:
+            if clear and self._broken is not None:
+                self.transport.write(self._refuse(self._broken))
+            self.transport.close()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and self.transport is not None:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Takes more of what the client sends."""
+        if self._reading_paused and self.transport is not None and len(self._requests) <= 1:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _look_at_clock(self) -> None:
+        """Closes what brings no head, or is not used; one look a minute is exact enough."""
+        if self.transport is None:
+            return
+        quiet = self._loop.time() - self._quiet_since
+        heading = self._incoming is not None and self._incoming not in self._requests
+        patience = HEAD_SECONDS if heading or not self._answered else KEEP_ALIVE_SECONDS
+        if self._task is None and quiet >= patience:
+            self.transport.close()
+            return
+        self._watch = self._loop.call_later(HEAD_SECONDS, self._look_at_clock)
