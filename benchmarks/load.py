@@ -143,8 +143,9 @@ async def hold(job: Job, outcome: Outcome, delay: float) -> None:
         await asyncio.sleep(0 if over else 0.1)
 
 
-async def watch(pid: int, seen: list[int]) -> None:
-    while True:
+async def watch(pid: int, seen: list[int], outcome: Outcome) -> None:
+    """Looks at the memory while every stream is open: until the first one ends."""
+    while not outcome.whole:
         seen.append(resident_kib(pid))
         await asyncio.sleep(0.25)
 
@@ -156,7 +157,7 @@ async def run(job: Job) -> dict[str, Any]:
     resident = [resident_kib(job.pid)] if job.pid else []
     used = cpu_seconds(job.pid) if job.pid else 0.0
     async with asyncio.timeout(job.warm + job.seconds + job.spread + _GRACE), asyncio.TaskGroup() as group:
-        watching = group.create_task(watch(job.pid, resident)) if job.pid else None
+        watching = group.create_task(watch(job.pid, resident, outcome)) if job.pid else None
         async with asyncio.TaskGroup() as holding:
             for number in range(job.connections):
                 holding.create_task(hold(job, outcome, job.spread * number / job.connections))

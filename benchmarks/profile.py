@@ -77,7 +77,8 @@ def missing_right(said: str) -> str:
     if _SCOPE.exists() and (scope := _SCOPE.read_text().strip()) != "0":
         reasons.append(f"or kernel.yama.ptrace_scope=0, which is {scope} (sysctl -w kernel.yama.ptrace_scope=0)")
     lacking = " ".join(reasons) or "a seccomp profile or a security module that allows process_vm_readv and ptrace"
-    return f"py-spy may not read the gateway's memory. What is missing: {lacking}\n{said.strip()}"
+    words = said.strip().partition("\n")[0]  # a backtrace may follow
+    return f"py-spy may not read the gateway's memory. What is missing: {lacking}\npy-spy said: {words}"
 
 
 def profile(options: argparse.Namespace) -> str:

@@ -59,6 +59,7 @@ def contestants(stack: ExitStack, options: argparse.Namespace, folder: Path) -> 
     stores = Stores(stack, options.store or "", options.postgres_port or free_port())
     flags = ["--store", stores.make(OURS), "--workers", str(options.workers)]
     mine = stack.enter_context(ours(before, free_port(), lambda: stores.disk(OURS), flags, folder))
+    wait_until_it_serves(mine, before, options.wait)
     say(f"backend {before.url}, ours {mine.url}, {options.workers} workers, {stores.kind}")
     return stores, [before, mine, *(meet(each, before, stores, options.wait) for each in options.others)]
 
