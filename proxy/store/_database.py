@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # A transaction that the database itself gave up is tried again this often.
-_TRIES = 3
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Database:
 
     async def _repeat(self, engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Tries again only what cannot have been committed: a stale pooled connection, a deadlock's victim."""
-        tries = _TRIES
+        tries = TRIES
         while True:
             attempt = _Attempt()
             try:
                 return await self._once(engine, work, attempt)
             except self._foreign as error:
-                failure = self._translate(error)
+                failure = self.translate(error)
                 tries -= 1
                 if attempt.committing or not failure.again or not tries:
                     raise failure.error from error
@@ -91,7 +91,8 @@ class Database:
                 await connection.commit()
             return result
 
-    def _translate(self, error: BaseException) -> Failure:
+    def translate(self, error: BaseException) -> Failure:
+        """What the error means."""
         if isinstance(error, PoolTimeout):
             return Failure(StoreUnavailable("The state store has no free connection."))
         if isinstance(error, TimeoutError):

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from proxy.errors import StoreConflict, StoreError, StoreUnavailable
 from proxy.store import _tables as t
 from proxy.store._database import Database, Rejected
-from proxy.store._group import Outcome
+from proxy.store._group import Outcome, WriteGroup
 from proxy.store._plan import ConversationState, Entry, Plan, Row, State, ThreadState
 
 T = TypeVar("T")
@@ -99,14 +99,7 @@ class Writer:
 
     async def save(self, group: Sequence[Entry]) -> Sequence[Outcome]:
         """Writes the group in one transaction; where a row is refused, each turn in its own."""
-        try:
-            return await self._database.write(self._write, group)
-        except StoreUnavailable as unavailable:
-            return [type(unavailable)(unavailable.message) for _ in group]
-        except StoreError as error:
-            if len(group) == 1:
-                return [StoreConflict() if isinstance(error, Rejected) else error]
-        return [(await self.save([entry]))[0] for entry in group]
+        return await judged(lambda entries: self._database.write(self._write, entries), group)
 
     async def _write(self, connection: AsyncConnection, group: Sequence[Entry]) -> Sequence[Outcome]:
         plan = Plan(await _lock(connection, group))
@@ -119,6 +112,18 @@ class Writer:
         await self._approvals.run(connection, plan.approvals)
         await self._leases.run(connection, plan.leases)
         return outcomes
+
+
+async def judged(write: WriteGroup[Entry], group: Sequence[Entry]) -> Sequence[Outcome]:
+    """What befell each turn of a group that is written whole or not at all; where it was not, each is tried alone."""
+    try:
+        return await write(group)
+    except StoreUnavailable as unavailable:
+        return [type(unavailable)(unavailable.message) for _ in group]
+    except StoreError as error:
+        if len(group) == 1:
+            return [StoreConflict() if isinstance(error, Rejected) else error]
+    return [(await judged(write, [entry]))[0] for entry in group]
 
 
 async def _lock(connection: AsyncConnection, group: Sequence[Entry]) -> State:

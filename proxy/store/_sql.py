@@ -8,6 +8,7 @@ transaction on one snapshot.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -38,11 +39,13 @@ from proxy.store._clock import Now
 from proxy.store._database import Database, Rejected
 from proxy.store._group import Grouper
 from proxy.store._plan import Entry
-from proxy.store._save import Writer
 from proxy.store.options import StoreOptions
 
-_COMPRESSION_LEVEL = 3
-_INLINE_BYTES = 64 * 1024  # a longer log is compressed in a thread: the event loop has other streams to serve
+# Of a log of events level 1 makes about as little as level 3, a little sooner and in less memory.
+_COMPRESSION_LEVEL = 1
+# A longer log is compressed in a thread: the event loop has other streams to serve. The way to a thread and back takes
+# the loop longer than a shorter one.
+_INLINE_BYTES = 128 * 1024
 
 _WITHDRAW = delete(t.cancels).where(t.cancels.c.owner == bindparam("o"), t.cancels.c.response_id == bindparam("r"))
 _REQUEST = insert(t.cancels).values(owner=bindparam("o"), response_id=bindparam("r"), at=Now())
@@ -52,11 +55,17 @@ _REQUESTS = select(t.cancels.c.owner, t.cancels.c.response_id).where(t.cancels.c
 class SqlStore:
     """Implements `proxy.store.Store`; a backend hands it engines and how to prepare the schema."""
 
-    def __init__(self, database: Database, prepare: Callable[[], Awaitable[None]], options: StoreOptions) -> None:
+    def __init__(
+        self,
+        database: Database,
+        prepare: Callable[[], Awaitable[None]],
+        options: StoreOptions,
+        grouper: Grouper[Entry],
+    ) -> None:
         self.database = database
         self._prepare = prepare
         self._max_event_bytes = options.max_event_bytes
-        self._grouper: Grouper[Entry] = Grouper(Writer(database).save, options.group_limit)
+        self._grouper = grouper
 
     async def open(self) -> None:
         await self._prepare()
@@ -163,8 +172,18 @@ async def _off_the_loop(convert: Callable[[bytes], bytes], body: bytes) -> bytes
     return convert(body)
 
 
+class _Compressors(threading.local):
+    """A thread's own compressor: one is much dearer to make than to use, and serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self.own = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
+
+
+_compressors = _Compressors()
+
+
 def _compress(body: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(body)
+    return _compressors.own.compress(body)
 
 
 def _decompress(body: bytes) -> bytes:

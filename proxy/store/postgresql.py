@@ -13,13 +13,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 from sqlalchemy import Executable, NullPool, func, select
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from proxy.errors import ConfigError, StoreError, StoreUnavailable
 from proxy.store import Store, schema
 from proxy.store._database import Database, Failure, Rejected
+from proxy.store._direct import Direct
+from proxy.store._group import Grouper
+from proxy.store._pipeline import Pipeline
+from proxy.store._save import Writer
 from proxy.store._sql import SqlStore
+from proxy.store._turn_sql import shape
 from proxy.store.options import StoreOptions
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -31,6 +36,7 @@ _CACHED_STATEMENTS = 256
 _UNAVAILABLE = {"08", "53", "57", "58"}
 # The server undid the transaction in favour of another one: serialization failure, deadlock.
 _UNDONE = {"40001", "40P01"}
+_REFUSED = "23"  # a row breaks a constraint
 _FULL = "53100"
 _MESSAGES = {
     "25": "The state store is read-only.",
@@ -46,7 +52,10 @@ def create(url: str, options: StoreOptions | None = None) -> Store:
     chosen = options or StoreOptions()
     writer = _engine(url, chosen, pool_size=chosen.pool_size, max_overflow=0, pool_timeout=chosen.acquire_timeout)
     reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return SqlStore(Database(reader, writer, chosen, explain), partial(_prepare, url), chosen)
+    database = Database(reader, writer, chosen, explain)
+    pipeline = Pipeline(Direct(database), Writer(database))
+    grouper = Grouper(pipeline.save, chosen.group_limit, kind=shape, lanes=max(1, chosen.pool_size // 2))
+    return SqlStore(database, partial(_prepare, url), chosen, grouper)
 
 
 def schema_engine(url: str) -> tuple[AsyncEngine, Executable | None]:
@@ -77,7 +86,7 @@ def _engine(url: str, options: StoreOptions, **pool: Any) -> AsyncEngine:
     _check(url)
     cached = _CACHED_STATEMENTS if options.prepared_statements else 0
     connect = partial(
-        asyncpg.connect,
+        _connect,
         dsn=url,  # asyncpg reads sslmode, certificates and socket directories from it as libpq does
         timeout=options.acquire_timeout,
         command_timeout=options.statement_timeout,
@@ -95,17 +104,30 @@ def _engine(url: str, options: StoreOptions, **pool: Any) -> AsyncEngine:
     )
 
 
+async def _connect(**settings: Any) -> asyncpg.Connection:
+    """Connects, and lets the driver learn the array types: it looks with a session's setting changed for a moment."""
+    connection = await asyncpg.connect(**settings)
+    try:
+        async with connection.transaction():
+            await connection.prepare("SELECT $1::bytea[]")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
 def _unnamed() -> str:
     return ""
 
 
 def explain(error: BaseException) -> Failure:
     """What an error of Postgres, or of the way to it, means."""
-    if isinstance(error, IntegrityError):
+    if isinstance(error, OSError):
+        return Failure(StoreUnavailable())
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = str(getattr(cause, "sqlstate", None) or "")
+    if state[:2] == _REFUSED:
         return Failure(Rejected())
-    if not isinstance(error, DBAPIError):
-        return Failure(StoreUnavailable() if isinstance(error, OSError) else StoreError())
-    state = str(getattr(error.orig, "sqlstate", None) or "")
     if state in _UNDONE:
         return Failure(StoreUnavailable("The state store undid the transaction."), again=True)
     if state == _FULL:

@@ -19,6 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from proxy.errors import ConfigError, StoreError, StoreUnavailable
 from proxy.store import Store, schema
 from proxy.store._database import Database, Failure, Rejected
+from proxy.store._group import Grouper
+from proxy.store._save import Writer
 from proxy.store._sql import SqlStore
 from proxy.store.options import StoreOptions
 
@@ -48,7 +50,8 @@ def create(url: str, options: StoreOptions | None = None) -> Store:
     # One writing connection: the writers of this process queue for it in order, not in SQLite's busy loop.
     writer = _engine(path, chosen, begin="BEGIN IMMEDIATE", pool_size=1)
     database = Database(reader, writer, chosen, explain)
-    return SqlStore(database, partial(_prepare, url), chosen)
+    grouper = Grouper(Writer(database).save, chosen.group_limit)
+    return SqlStore(database, partial(_prepare, url), chosen, grouper)
 
 
 def schema_engine(url: str) -> tuple[AsyncEngine, Executable | None]:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 from sqlalchemy import event, func, select
 
 from proxy.store import Conversation, History, Item, Lease, NewResponse, Owner, TurnRecord
 from proxy.store import _tables as t
+from proxy.store._direct import Direct
 from proxy.store._sql import SqlStore
 from proxy.store.options import StoreOptions
 
@@ -138,13 +140,20 @@ def statements(store: SqlStore) -> Iterator[list[str]]:
 def commits(store: SqlStore) -> Iterator[list[str]]:
     """One entry for each transaction that commits meanwhile."""
     seen: list[str] = []
+    write = Direct.write
 
     def note(_connection: Any) -> None:
         seen.append("commit")
 
+    async def noted(direct: Direct, *args: Any) -> Any:
+        rows = await write(direct, *args)
+        seen.append("commit")
+        return rows
+
     engine = store.database.writer.sync_engine
     event.listen(engine, "commit", note)
     try:
-        yield seen
+        with patch.object(Direct, "write", noted):
+            yield seen
     finally:
         event.remove(engine, "commit", note)

@@ -1,0 +1,75 @@
+"""Prepared statements on the driver's own connections, out of the pool that SQLAlchemy keeps.
+
+For what every turn runs: SQLAlchemy's way to a statement costs more than the statement. Each call here is one round
+trip and, as the driver sends one Sync after it, one transaction: it takes effect whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import asyncpg
+from sqlalchemy import PoolProxiedConnection
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.store._database import TRIES, Database
+
+Rows = Sequence[Sequence[Any]]
+Work = Callable[[asyncpg.Connection], Awaitable[Rows]]
+
+_FOREIGN = (
+    SQLAlchemyError,
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+
+
+class Direct:
+    """Runs statements; what goes wrong is translated as the database translates it."""
+
+    def __init__(self, database: Database) -> None:
+        self._engine = database.writer
+        self._translate = database.translate
+
+    async def read(self, statement: str, *values: Any) -> Rows:
+        """The rows of a statement that writes nothing, so that it may be sent again when the connection is lost."""
+        return await self._repeat(lambda connection: connection.fetch(statement, *values), harmless=True)
+
+    async def write(self, statement: str, turns: Rows) -> Rows:
+        """Runs the statement for each turn's values: all in one transaction, one row for each turn."""
+        return await self._repeat(lambda connection: connection.fetchmany(statement, turns), harmless=False)
+
+    async def _repeat(self, work: Work, *, harmless: bool) -> Rows:
+        """Tries again what the server says it undid. What was sent and not answered may have been committed."""
+        tries = TRIES
+        while True:
+            pooled = await self._checkout()
+            connection: asyncpg.Connection = pooled.driver_connection
+            try:
+                return await work(connection)
+            except _FOREIGN as error:
+                failure = self._translate(error)
+                tries -= 1
+                if isinstance(error, TimeoutError):
+                    # The driver asks the server to stop; the connection goes when somebody else would take it.
+                    pooled.invalidate(soft=True)
+                again = failure.again or (harmless and connection.is_closed())
+                if not again or not tries:
+                    raise failure.error from error
+            finally:
+                pooled.close()
+
+    async def _checkout(self) -> PoolProxiedConnection:
+        """A connection that was open a moment ago: on one that is closed nothing can have been sent."""
+        try:
+            while True:
+                pooled = await self._engine.raw_connection()
+                connection: asyncpg.Connection = pooled.driver_connection
+                if not connection.is_closed():
+                    return pooled
+                pooled.invalidate()
+        except _FOREIGN as error:
+            raise self._translate(error).error from error
