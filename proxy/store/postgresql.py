@@ -7,6 +7,7 @@ prepared statements.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -17,10 +18,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from proxy.errors import ConfigError, StoreError, StoreUnavailable
-from proxy.store import Store, schema
+from proxy.store import History, Owner, Store, schema
 from proxy.store._database import Database, Failure, Rejected
 from proxy.store._direct import Direct
 from proxy.store._group import Grouper
+from proxy.store._history import OF_CONVERSATION, OF_RESPONSE, history
 from proxy.store._pipeline import Pipeline
 from proxy.store._save import Writer
 from proxy.store._sql import SqlStore
@@ -47,15 +49,29 @@ _MESSAGES = {
 }
 
 
+class PostgresStore(SqlStore):
+    """Writes turns and reads histories on the driver's own connections, and everything else as any SQL store does."""
+
+    def __init__(self, database: Database, prepare: Callable[[], Awaitable[None]], options: StoreOptions) -> None:
+        self._direct = Direct(database)
+        save = Pipeline(self._direct, Writer(database)).save
+        lanes = max(1, options.pool_size // 2)  # the others are for readers
+        super().__init__(database, prepare, options, Grouper(save, options.group_limit, kind=shape, lanes=lanes))
+
+    async def history(self, owner: Owner, response_id: str) -> History | None:
+        return await history(self._direct, OF_RESPONSE, owner, response_id)
+
+    async def conversation_history(self, owner: Owner, conversation_id: str) -> History | None:
+        return await history(self._direct, OF_CONVERSATION, owner, conversation_id)
+
+
 def create(url: str, options: StoreOptions | None = None) -> Store:
     """Makes the store of a URL such as postgresql://user@host:5432/database?sslmode=verify-full."""
     chosen = options or StoreOptions()
     writer = _engine(url, chosen, pool_size=chosen.pool_size, max_overflow=0, pool_timeout=chosen.acquire_timeout)
     reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     database = Database(reader, writer, chosen, explain)
-    pipeline = Pipeline(Direct(database), Writer(database))
-    grouper = Grouper(pipeline.save, chosen.group_limit, kind=shape, lanes=max(1, chosen.pool_size // 2))
-    return SqlStore(database, partial(_prepare, url), chosen, grouper)
+    return PostgresStore(database, partial(_prepare, url), chosen)
 
 
 def schema_engine(url: str) -> tuple[AsyncEngine, Executable | None]:

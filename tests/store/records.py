@@ -123,6 +123,11 @@ async def rows(store: SqlStore, owner: Owner | None = None) -> dict[str, int]:
 def statements(store: SqlStore) -> Iterator[list[str]]:
     """The statements that reads run meanwhile, less the BEGIN that SQLite wants spelled out."""
     seen: list[str] = []
+    read = Direct.read
+
+    async def noted(direct: Direct, statement: str, *args: Any) -> Any:
+        seen.append(statement)
+        return await read(direct, statement, *args)
 
     def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if not statement.startswith("BEGIN"):
@@ -131,7 +136,8 @@ def statements(store: SqlStore) -> Iterator[list[str]]:
     engine = store.database.reader.sync_engine
     event.listen(engine, "before_cursor_execute", note)
     try:
-        yield seen
+        with patch.object(Direct, "read", noted):
+            yield seen
     finally:
         event.remove(engine, "before_cursor_execute", note)
 
