@@ -167,7 +167,7 @@ class Rounds:
             raise errors.UpstreamProtocol("The backend streamed a later round, but not the first.")
         if not self._head_sent:
             self._head_sent = True
-            await self._send(replace(head, composed=True))
+            await self._send(Head(head.status, head.reason, head.headers, events=True, composed=True))
 
     async def _event(self, event: Event) -> None:
         if event.data == b"[DONE]":
@@ -374,7 +374,7 @@ class Rounds:
         if self._answer is not None:
             merged = self._composer.merged(result.response, changes)
             headers = http.without(self._answer.headers, http.BOUND)
-            await self._send(replace(self._answer, headers=headers, body=merged))
+            await self._send(Answer(self._answer.status, self._answer.reason, headers, merged))
             return
         error = jsonbytes.fields(result.response).get("error")
         kept = {"error": error} if error is not None else {}

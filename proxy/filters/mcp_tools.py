@@ -52,7 +52,7 @@ class McpTools:
         await self._mcp.close()
 
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
-        if turn.operation is not Operation.CREATE:
+        if turn.operation is not Operation.CREATE or not _concerns(turn):
             await call_next(turn, send)
             return
         try:
@@ -61,9 +61,6 @@ class McpTools:
             if not turn.stream:
                 raise
             await self._say_unlisted(turn, send, error)
-            return
-        if not hosted and not _open_answers(turn.draft):
-            await call_next(turn, send)
             return
         handed_on = False
         try:
@@ -139,6 +136,10 @@ class McpTools:
         return each.hosted.target()
 
 
+def _concerns(turn: Turn) -> bool:
+    return b'"mcp"' in turn.body.fields.get("tools", b"") or bool(_open_answers(turn.draft))
+
+
 def _is_mcp(raw: bytes) -> bool:
     return raw.startswith(b"{") and jsonbytes.text(jsonbytes.fields(raw).get("type")) == "mcp"
 
@@ -178,8 +179,8 @@ def _open_answers(draft: Draft | None) -> list[tuple[Item, bool]]:
     A client without `previous_response_id` replays old answers with the rest: an approval whose call is there has been
     used, and a refusal that the model has read is only told again.
     """
-    given = (draft.input or ()) if draft is not None else ()
-    if draft is None or not any(item.type == "mcp_approval_response" for item in given):
+    given = draft.input if draft is not None else None
+    if draft is None or not given or not any(item.type == "mcp_approval_response" for item in given):
         return []
     calls = [item for item in (*_history(draft), *given) if item.type == "mcp_call"]
     done = {jsonbytes.text(jsonbytes.fields(item.body).get("approval_request_id")) for item in calls}

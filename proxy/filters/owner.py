@@ -45,10 +45,10 @@ class Owner:
         self._header = config.header.lower().encode()
 
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
-        owner = self.identify(turn.headers)
-        if self._fixed is not None and turn.owner == owner:
+        if turn.owner == self._fixed:  # as the listener made it
             await call_next(turn, send)
             return
+        owner = self.identify(turn.headers)
         headers = http.without(turn.headers, {self._header}) if self._fixed is None else turn.headers
         await call_next(turn.replace(owner=owner, headers=headers), send)
 

@@ -79,7 +79,11 @@ class Rehydrate:
             named = {"previous_response_id": turn.body.fields["previous_response_id"]}
             await call_next(await self._continue(turn, draft), _restoring(send, named))
             return
-        await call_next(await self._without_selector(turn, draft), send)
+        if turn.body.fields.get("input", b"").startswith(b"["):
+            turn = await self._without_selector(turn, draft)
+        else:
+            turn = self._with_session(turn, draft)
+        await call_next(turn, send)
 
     @asynccontextmanager
     async def _conversation(self, turn: Turn, draft: Draft, conversation: str) -> AsyncIterator[None]:
@@ -108,11 +112,8 @@ class Rehydrate:
         return history
 
     async def _without_selector(self, turn: Turn, draft: Draft) -> Turn:
-        """A turn that names nothing: untouched, unless an item of its input refers to something stored."""
-        raw = turn.body.fields.get("input", b"")
-        if not raw.startswith(b"["):
-            return self._with_session(turn, draft)
-        own = items.parse_input(raw, self._services.new_id)
+        """A turn of items that names nothing: untouched, unless an item refers to something stored."""
+        own = items.parse_input(turn.body.fields["input"], self._services.new_id)
         orphans = items.orphan_outputs(own)
         if orphans and only_outputs(own):
             draft.history = await self._of_calls(turn, orphans)

@@ -93,12 +93,13 @@ class _Mender:
 
     async def _receive(self, message: Message) -> None:
         match message:
-            case Frames() if self._round.terminal is not None:
-                pass
-            case Frames() if not self._ids.missing:
-                self._round.observe(message)
-                await self._send(message)
             case Frames():
+                if self._round.terminal is not None:
+                    return
+                if not self._ids.missing:
+                    self._round.deltas(message)
+                    await self._send(message)
+                    return
                 for frame in self._ids.frames(message):
                     await self._pass(frame)
             case Event():

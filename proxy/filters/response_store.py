@@ -103,7 +103,8 @@ class _Keeper:
     async def _receive(self, message: Message) -> None:
         match message:
             case Frames():
-                self._note(message)
+                self._round.deltas(message)
+                self._record_log(message.raw)
             case Event():
                 await self._event(message)
             case Head():
@@ -120,13 +121,16 @@ class _Keeper:
 
     def _note(self, part: Frames | Event) -> None:
         self._round.observe(part)
+        self._record_log(part.raw)
+
+    def _record_log(self, raw: bytes) -> None:
         if self._log is None:
             return
-        self._log_bytes += len(part.raw)
+        self._log_bytes += len(raw)
         if self._log_bytes > self._config.max_event_bytes or len(self._log) >= self._config.max_event_count:
             self._log = None
         else:
-            self._log.append(part.raw)
+            self._log.append(raw)
 
     async def _event(self, event: Event) -> None:
         if self._draft.saved:

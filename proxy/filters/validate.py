@@ -23,6 +23,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _strings = re.compile(rb'"[^"]*(?:"|\Z)')  # what holds no escapes, and may end in the middle of a string
 _FLAGS = ("stream", "store", "background")
+_OF_STATE = frozenset({*_FLAGS, "prompt", "previous_response_id", "conversation"})
 
 
 class Config(Model):
@@ -40,7 +41,7 @@ class Validate:
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
         if turn.operation is not Operation.OTHER:
             self._check(turn.body)
-            if turn.body.flag("stream", False):
+            if turn.body.fields.get("stream") == b"true":
                 turn = turn.replace(stream=True)
         await call_next(turn, send)
 
@@ -54,7 +55,8 @@ class Validate:
             raise InvalidRequest("The request body is not valid UTF-8.") from None
         except jsonbytes.NotJSON as error:
             raise InvalidRequest(f"The request body is not a JSON object: {error}") from None
-        check_members(members)
+        if not _OF_STATE.isdisjoint(members):
+            check_members(members)
 
 
 def check_members(members: jsonbytes.Fields) -> None:

@@ -7,9 +7,8 @@ body is one `Head`, then `Chunk`s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-import msgspec
+from msgspec import Raw, Struct
+from msgspec.json import Decoder
 
 from proxy.protocol import jsonbytes
 from proxy.protocol.headers import Headers
@@ -28,8 +27,7 @@ LIFECYCLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True, gc=False):
     """Status line and headers of an answer whose body follows."""
 
     status: int
@@ -39,8 +37,7 @@ class Head:
     composed: bool = False  # and the gateway has a say in it: more than one round may stand behind it
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, gc=False):
     """A whole answer: status, headers and body."""
 
     status: int
@@ -49,50 +46,46 @@ class Answer:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True, gc=False):
     """Some bytes of a body that nobody reads."""
 
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(Struct, frozen=True, gc=False):
     """A run of whole SSE frames, all of them deltas, that arrived together; nobody decodes them."""
 
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Trailers:
+class Trailers(Struct, frozen=True, gc=False):
     """The headers that follow a chunked body."""
 
     headers: Headers
 
 
-_ABSENT = msgspec.Raw(b"")
+_ABSENT = Raw(b"")
 
 
-class _Outline(msgspec.Struct):
+class _Outline(Struct):
     """What the gateway reads of every event that is no delta, found without taking the rest apart."""
 
-    type: msgspec.Raw = _ABSENT
-    response: msgspec.Raw = _ABSENT
-    item: msgspec.Raw = _ABSENT
-    output_index: msgspec.Raw = _ABSENT
-    sequence_number: msgspec.Raw = _ABSENT
-    error: msgspec.Raw = _ABSENT
+    type: Raw = _ABSENT
+    response: Raw = _ABSENT
+    item: Raw = _ABSENT
+    output_index: Raw = _ABSENT
+    sequence_number: Raw = _ABSENT
+    error: Raw = _ABSENT
 
 
-_outline = msgspec.json.Decoder(_Outline)
+_outline = Decoder(_Outline)
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True, dict=True):
     """One SSE frame, its exact bytes, read only when asked."""
 
     raw: bytes
-    name: str = field(default="")  # of the `event:` line; empty where there is none
+    name: str = ""  # of the `event:` line; empty where there is none
 
     @lazy
     def data(self) -> bytes:

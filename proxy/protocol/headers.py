@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from typing import NamedTuple
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -52,7 +53,27 @@ def without(headers: Headers, names: Collection[bytes]) -> Headers:
     return tuple((key, value) for key, value in headers if key.lower() not in names)
 
 
+class Message(NamedTuple):
+    """What the headers of a request or an answer say of it."""
+
+    end_to_end: Headers
+    media_type: bytes  # as `media_type`
+    encoding: bytes | None  # its Content-Encoding, in lower case
+    length: bytes | None  # its Content-Length, as it is spelled
+
+
 @lru_cache(maxsize=256)
+def read(headers: Headers) -> Message:
+    """Reads the headers of a message, once for all messages that bear the same."""
+    encoding = get(headers, b"content-encoding")
+    return Message(
+        end_to_end(headers),
+        media_type(headers),
+        None if encoding is None else encoding.strip().lower(),
+        get(headers, b"content-length"),
+    )
+
+
 def end_to_end(headers: Headers) -> Headers:
     """The headers less the hop-by-hop ones and those that `Connection` names."""
     named: set[bytes] = set()
@@ -67,7 +88,6 @@ def block(headers: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % pair for pair in headers])
 
 
-@lru_cache(maxsize=256)
 def media_type(headers: Headers) -> bytes:
     """The media type in lower case without its parameters; empty where there is none."""
     return (get(headers, b"content-type") or b"").split(b";", 1)[0].strip().lower()

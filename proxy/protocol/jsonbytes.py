@@ -32,12 +32,14 @@ class NotJSON(ValueError):
 
 def fields(raw: bytes) -> Fields:
     """The members of a JSON object, each value as its exact bytes. Raises `NotJSON`."""
-    return {key: bytes(value) for key, value in _guard(_object, raw).items()}
+    members = _guard(_object, raw)
+    return dict(zip(members, map(bytes, members.values()), strict=True))
 
 
 def elements(raw: bytes) -> list[bytes]:
     """The elements of a JSON array, each as its exact bytes. Raises `NotJSON`."""
-    return [bytes(value) for value in _guard(_array, raw)]
+    parts: list[msgspec.Raw] = _guard(_array, raw)
+    return list(map(bytes, parts))
 
 
 def value(raw: bytes) -> Any:

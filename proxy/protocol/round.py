@@ -88,10 +88,14 @@ class Round:
         self._done: dict[int, bytes] = {}
         self._latest: Event | Frames | None = None
 
+    def deltas(self, run: Frames) -> None:
+        """Takes note of a run of deltas."""
+        self._latest = run
+
     def observe(self, part: Event | Frames) -> None:
         """Takes note of one part of the stream."""
         if isinstance(part, Frames):
-            self._latest = part
+            self.deltas(part)
             return
         if b'"sequence_number"' in part.raw:  # a comment has none, and must not make the count begin again
             self._latest = part

@@ -7,7 +7,7 @@ taken apart; every other frame comes out as an `Event`. All bytes fed in come ou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from proxy.protocol.events import Event, Frames, with_data
@@ -17,6 +17,7 @@ _BORDER = re.compile(rb"\n\r?\n|\r\r\n|[\r\n]\r(?=[^\n])")
 _BLANK = rb"(?:\n\r?\n|\r\r\n?|\n\r)"
 _DELTA = rb"[\r\n]*event: ?response\.[a-z_.]+\.delta\r?\n"
 _delta_at = re.compile(_DELTA).match
+_no_run = re.compile(rb"(?!)")
 _border_before_other = re.compile(_BLANK + rb"(?!" + _DELTA + rb")").search
 _usual_frame = re.compile(rb"event: ([^\r\n]+)\ndata: (.*)\n\n\Z").match
 _event_lines = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").findall
@@ -34,11 +35,15 @@ class Decoder:
         self._parts: list[bytes] = []
         self._held = 0
         self._last = b""
+        self._usual = _no_run.fullmatch
 
     def feed(self, data: bytes) -> list[Frames | Event]:
         """The frames that are whole now. Raises `FrameTooLarge`."""
-        if not self._held and data.endswith(b"\n\n"):
-            return split(data)
+        if not self._held:
+            if self._usual(data) is not None and b"\r" not in data:
+                return [Frames(data)]  # what nearly every read is, once the text has begun
+            if data.endswith(b"\n\n"):
+                return self._whole(data)
         # A border needs at most two bytes of what came before; an unfinished frame is not searched again.
         window = self._last + data
         end = _last_border(window)
@@ -50,7 +55,7 @@ class Decoder:
         rest = window[end:] if cut < 0 else data[cut:]
         self._parts, self._held, self._last = [], 0, b""
         self._hold(rest)
-        return split(whole)
+        return self._whole(whole)
 
     def end(self) -> list[Frames | Event]:
         """The frame that only the end shows to be whole: its last CR is no half of a CRLF."""
@@ -63,6 +68,11 @@ class Decoder:
     def rest(self) -> bytes:
         """The bytes of a frame that never ended."""
         return b"".join(self._parts)
+
+    def _whole(self, block: bytes) -> list[Frames | Event]:
+        if line := _delta_at(block):
+            self._usual = usual_run(line[0]).fullmatch
+        return split(block)
 
     def _hold(self, data: bytes) -> None:
         if not data:
@@ -92,7 +102,7 @@ def split(block: bytes) -> list[Frames | Event]:
         if line is None:
             end = _frame_end(block, at)
             found.append(event(block[at:end]))
-        elif (run := _usual_run(line[0])(block, at)) and b"\r" not in run[0]:
+        elif (run := usual_run(line[0]).match(block, at)) and b"\r" not in run[0]:
             end = run.end()
             found.append(Frames(run[0]))
         else:
@@ -104,9 +114,9 @@ def split(block: bytes) -> list[Frames | Event]:
 
 
 @lru_cache(maxsize=64)
-def _usual_run(line: bytes) -> Callable[[bytes, int], re.Match[bytes] | None]:
+def usual_run(line: bytes) -> re.Pattern[bytes]:
     """Matches a run of frames of this `event:` line and one line of data each: this is the hottest search there is."""
-    return re.compile(b"(?:" + re.escape(line) + rb"data: .*\n\n)+").match
+    return re.compile(b"(?:" + re.escape(line) + rb"data: .*\n\n)+")
 
 
 def _run(raw: bytes) -> Sequence[Frames | Event]:

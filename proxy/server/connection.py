@@ -22,6 +22,7 @@ HEAD_SECONDS = 60.0  # for a request's head to arrive whole
 KEEP_ALIVE_SECONDS = 3600.0  # for a connection on which nothing happens
 _LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants
 _MAX_HEAD = 128 * 1024  # bytes; clients such as Codex send headers of many kilobytes
+_TOO_MUCH_HEAD = f"its head is larger than {_MAX_HEAD} bytes"
 _HIGH_WATER = 256 * 1024  # bytes of a body that nobody has asked for yet
 
 
@@ -143,7 +144,9 @@ class Connection(asyncio.Protocol):
         self._requests: deque[Request] = deque()  # the first is being answered
         self._incoming: Request | None = None  # whose end has not come yet
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._head = 0  # bytes of the head that is coming
+        self._heading = False  # a head has begun, and not ended
+        self._head = 0  # bytes of it in earlier reads
+        self._read = 0  # bytes of the newest read
         self._task: asyncio.Task[None] | None = None
         self._broken: str | None = None  # nothing more can be understood
         self._closing = False
@@ -192,8 +195,9 @@ class Connection(asyncio.Protocol):
         self._watch = self._loop.call_later(HEAD_SECONDS, self._look_at_clock)
 
     def data_received(self, data: bytes) -> None:
-        if self._broken is not None or self._closing:
+        if self._broken is not None or (self._closing and self._task is None):
             return
+        self._read = len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -204,6 +208,10 @@ class Connection(asyncio.Protocol):
                 self.data_received(rest)
         except httptools.HttpParserError as error:
             self._break(str(error.__context__ or error))
+        if self._heading and self._broken is None:
+            self._head += len(data)
+            if self._head > _MAX_HEAD:
+                self._break(_TOO_MUCH_HEAD)
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -226,26 +234,27 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._incoming = Request(self)
-        self._pairs, self._head = [], 0
+        self._pairs, self._head, self._heading = [], 0, True
 
     def on_url(self, part: bytes) -> None:
         if self._incoming is not None:
             self._incoming.target += part
-        self._count(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._pairs.append((name, value))
-        self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         request = self._incoming
         assert request is not None  # noqa: S101  # its beginning came before
         parser = self._parser
         request.method = parser.get_method().decode("latin-1")
-        request.headers, self._pairs = tuple(self._pairs), []
+        request.headers = tuple(self._pairs)
         request.http_1_1 = parser.get_http_version() == "1.1"
+        if self._head + self._read > _MAX_HEAD and sum(len(n) + len(v) for n, v in request.headers) > _MAX_HEAD:
+            raise ValueError(_TOO_MUCH_HEAD)
         _check_head(request.target, request.headers, request.http_1_1)
-        request.keep_alive = parser.should_keep_alive()
+        request.keep_alive = parser.should_keep_alive() and not self._closing
+        self._heading = False
         self._requests.append(request)
         if self._task is None:
             self._begin()
@@ -265,11 +274,6 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
 
     # Inner matters
-
-    def _count(self, size: int) -> None:
-        self._head += size
-        if self._head > _MAX_HEAD:
-            raise ValueError(f"its head is larger than {_MAX_HEAD} bytes")
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._serve(self._requests[0]))
@@ -313,7 +317,7 @@ class Connection(asyncio.Protocol):
 
     def _break(self, error: str) -> None:
         self._broken = error
-        if self._incoming is not None and self._incoming in self._requests:
+        if self._incoming is not None and not self._heading:
             self._incoming.end(error)
         elif self._task is None:
             self._say_broken(True)
@@ -340,8 +344,7 @@ class Connection(asyncio.Protocol):
         if self.transport is None:
             return
         quiet = self._loop.time() - self._quiet_since
-        heading = self._incoming is not None and self._incoming not in self._requests
-        patience = HEAD_SECONDS if heading or not self._answered else KEEP_ALIVE_SECONDS
+        patience = HEAD_SECONDS if self._heading or not self._answered else KEEP_ALIVE_SECONDS
         if self._task is None and quiet >= patience:
             self.transport.close()
             return

@@ -12,6 +12,7 @@ from proxy import errors
 from proxy.protocol import jsonbytes
 from proxy.protocol.lookup import Reply
 from proxy.store import Store
+from proxy.telemetry import settle
 
 _PATIENCE = 2.0  # seconds for the store to answer
 
@@ -44,6 +45,7 @@ class Health:
 
 
 def _metrics() -> bytes:
+    settle()
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest(REGISTRY)
     registry = CollectorRegistry()

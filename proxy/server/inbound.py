@@ -16,7 +16,9 @@ async def body(request: Request, limit: int, seconds: float) -> bytes:
         raw = await request.body(limit)
     else:
         raw = await _rest(request, limit, seconds)
-    encoding = (http.get(request.headers, b"content-encoding") or b"identity").strip().lower()
+    encoding = http.read(request.headers).encoding
+    if encoding is None:
+        return raw
     try:
         return decoded(raw, encoding, limit)
     except TooLong:
@@ -28,7 +30,7 @@ async def body(request: Request, limit: int, seconds: float) -> bytes:
 
 
 async def _rest(request: Request, limit: int, seconds: float) -> bytes:
-    length = http.get(request.headers, b"content-length")
+    length = http.read(request.headers).length
     if length is not None and int(length) > limit:
         raise too_large(limit)
     if (http.get(request.headers, b"expect") or b"").lower() == b"100-continue":

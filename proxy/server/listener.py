@@ -76,7 +76,9 @@ class Listener:
             _finish(reply)
             answered(reply.kind, reply.code)
             if self._site.access_log is not None:
-                self._log(self._site.access_log, request, reply, began)
+                seconds = time.perf_counter() - began
+                sent = (request.method, reply.path, reply.code, reply.sent, seconds, request_id)
+                self._site.access_log.add(Access(time.time(), *sent))
         return reply
 
     async def _answer(self, request: Request, reply: Reply) -> None:
@@ -111,26 +113,20 @@ class Listener:
         return body is not None
 
     async def _turn(self, request: Request, path: str, operation: Operation, owner: Owner) -> Turn:
+        said = http.read(request.headers)
         if operation is Operation.OTHER and not self._passes(path):
             raise errors.NotFound(f"There is nothing at {path}.")
-        if operation is not Operation.OTHER:
-            media = http.media_type(request.headers)
-            if media and not http.is_json(media):
-                raise errors.UnsupportedMediaType("Content-Type must be application/json.")
-        headers = http.end_to_end(request.headers)
+        if operation is not Operation.OTHER and said.media_type and not http.is_json(said.media_type):
+            raise errors.UnsupportedMediaType("Content-Type must be application/json.")
         raw = await self._body(request)
-        if http.get(headers, b"content-encoding") is not None:
+        headers = said.end_to_end
+        if said.encoding is not None:
             headers = http.without(headers, {b"content-encoding"})
         return Turn(request.method, request.target, path, headers, operation, Body(raw), owner)
 
     async def _body(self, request: Request) -> bytes:
         options = self._site.options
         return await inbound.body(request, options.max_body_bytes, options.read_timeout_seconds)
-
-    @staticmethod
-    def _log(log: AccessLog, request: Request, reply: Reply, began: float) -> None:
-        milliseconds = round((time.perf_counter() - began) * 1e3, 1)
-        log.add(Access(request.method, reply.path, reply.code, reply.sent, milliseconds, reply.request_id))
 
 
 def _upgrades(request: Request) -> bool:

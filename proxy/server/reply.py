@@ -58,20 +58,17 @@ class Reply:
         """Passes one message on; waits while the client does not read."""
         match message:
             case Frames() | Event():
-                if b'"sequence_number"' in message.raw:
-                    self._latest = message.raw
-                await self._write(message.raw)
-                if self._began is not None:
-                    FIRST_EVENT.observe(time.perf_counter() - self._began)
-                    self._began = None
+                self._put_frames(message.raw)
             case Chunk():
-                await self._write(message.raw)
+                self._put(message.raw)
             case Head():
                 self._begin(message)
             case Answer():
                 self._whole(message.status, message.reason, message.headers, message.body)
             case Trailers():
                 self._trailers = message.headers
+        if self._client.writing_paused:
+            await self._client.drain()
 
     def looked_up(self, looked: Looked) -> None:
         """Sends what the store answered."""
@@ -124,7 +121,7 @@ class Reply:
     def _begin(self, head: Head) -> None:
         headers = http.without(head.headers, _LENGTH) if head.events else head.headers
         bodiless = self._http.method == "HEAD" or head.status in _BODILESS
-        sized = http.get(headers, b"content-length") is not None
+        sized = http.read(headers).length is not None
         self._chunked_out = not (bodiless or sized) and self._http.http_1_1
         if self._chunked_out:
             headers += ((b"Transfer-Encoding", b"chunked"),)
@@ -140,7 +137,7 @@ class Reply:
 
     def _whole(self, status: int, reason: bytes, headers: http.Headers, body: bytes) -> None:
         length = b"%d" % len(body)
-        named = http.get(headers, b"content-length")
+        named = http.read(headers).length
         if named is None:
             headers += ((b"Content-Length", length),)
         elif named != length:
@@ -154,18 +151,25 @@ class Reply:
         self.sent += len(body)
         self._transport().write(_head(status, reason, headers) + body)
 
-    async def _write(self, data: bytes) -> None:
-        if not data:
-            return
-        self._put(data)
+    def _put_frames(self, raw: bytes) -> None:
+        if b'"sequence_number"' in raw:
+            self._latest = raw
+        self._put(raw)
         if self._heartbeat is not None:
             self._heartbeat.heard()
-        if self._client.writing_paused:
-            await self._client.drain()
+        if self._began is not None:
+            FIRST_EVENT.observe(time.perf_counter() - self._began)
+            self._began = None
 
     def _put(self, data: bytes) -> None:
-        self.sent += len(data)
-        self._transport().write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked_out else data)
+        size = len(data)
+        if not size:
+            return  # an empty chunk would end the body
+        self.sent += size
+        transport = self._client.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        transport.write(b"%x\r\n%b\r\n" % (size, data) if self._chunked_out else data)
 
     def _transport(self) -> asyncio.Transport:
         transport = self._client.transport

@@ -66,7 +66,7 @@ class Client:
     async def _begin(self, turn: Turn) -> tuple[Endpoint, Connection]:
         """Sends the request until an answer begins: a second time, on a fresh connection, if a used one was dead."""
         for fresh in (False, True):
-            endpoint, connection = await self._pool.acquire(fresh=fresh)
+            endpoint, connection = (not fresh and self._pool.at_hand()) or await self._pool.acquire(fresh=fresh)
             begun = False
             try:
                 self._send(connection, turn.method, self._request(turn, endpoint))
@@ -103,13 +103,13 @@ class Client:
         raise errors.TotalTimeout(f"The backend did not finish its answer within {total:g} seconds.")
 
     async def _relay(self, turn: Turn, connection: Connection, send: Send) -> None:
-        headers = http.end_to_end(connection.headers)
-        media = http.media_type(headers)
-        encoded = http.get(headers, b"content-encoding") not in (None, b"identity")
+        headers, media, encoding, _ = http.read(connection.headers)
         if turn.operation is Operation.CREATE and http.is_json(media):
-            body = await self._whole(connection)
+            body = connection.whole() or await self._whole(connection)
+            if len(body) > self._limits.max_answer_bytes:
+                raise self._too_large()
             await send(Answer(connection.status, connection.reason, headers, body))
-        elif turn.operation is Operation.CREATE and media == b"text/event-stream" and not encoded:
+        elif turn.operation is Operation.CREATE and media == b"text/event-stream" and encoding in (None, b"identity"):
             await send(Head(connection.status, connection.reason, headers, events=True))
             await Relay(send, self._limits.max_frame_bytes).run(connection)
         else:
@@ -126,10 +126,11 @@ class Client:
             parts.append(data)
             size += len(data)
             if size > self._limits.max_answer_bytes:
-                raise errors.UpstreamProtocol(
-                    f"The backend's answer is larger than {self._limits.max_answer_bytes} bytes."
-                )
+                raise self._too_large()
         return b"".join(parts)
+
+    def _too_large(self) -> errors.UpstreamProtocol:
+        return errors.UpstreamProtocol(f"The backend's answer is larger than {self._limits.max_answer_bytes} bytes.")
 
     def _request(self, turn: Turn, endpoint: Endpoint) -> bytes:
         # An answer that is read here must not be compressed on this hop.

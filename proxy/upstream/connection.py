@@ -98,6 +98,10 @@ class Connection(asyncio.Protocol):
             await self._wait()
         return self._taken()
 
+    def whole(self) -> bytes:
+        """All of the body, where it has come already; else b""."""
+        return self._taken() if self.complete and self._chunks else b""
+
     async def pump(self, sink: Sink) -> bool:
         """Waits while `sink` takes what comes, in the very calls that read it: no task is woken for that.
 
@@ -144,10 +148,10 @@ class Connection(asyncio.Protocol):
         open_ = self._transport is not None and not self._transport.is_closing()
         return open_ and self.complete and self._keep and self._error is None
 
-    @property
-    def alive(self) -> bool:
-        """Whether an idle connection is still open."""
-        return self._transport is not None and not self._transport.is_closing() and self._error is None
+    def fresh(self, seconds: float) -> bool:
+        """Whether an idle connection is still open, and has not been idle for longer than that."""
+        open_ = self._transport is not None and not self._transport.is_closing() and self._error is None
+        return open_ and self._loop.time() - self.idle_since < seconds
 
     def rest(self) -> None:
         """Ends the watch of an answer that is over; the connection may wait for its next request."""
@@ -177,7 +181,11 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(errors.UpstreamProtocol(f"The backend's answer is not HTTP/1.1: {error}"))
         if self._sink is not None and self._chunks and self._error is None:
-            if not self._sink(self._taken()):
+            chunks = self._chunks
+            taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+            self._held = 0
+            if not self._sink(taken):
                 self._sink = None
             elif not self.complete:
                 return

@@ -46,8 +46,9 @@ class Pool:
         self._connect_limit = connect
         self._idle_limit = idle
         self._wait_limit = wait
-        self._slots = asyncio.Semaphore(limit)
-        self.open = 0  # connections handed out
+        self._limit = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for a connection to come back
+        self.open = 0  # connections handed out, or about to be
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -59,22 +60,28 @@ class Pool:
 
         Raises `Overloaded` when all connections are taken for too long, `UpstreamUnreachable`, `ConnectTimeout`.
         """
-        if self._slots.locked():
-            await self._slot()
-        else:
-            await self._slots.acquire()
+        await self._slot()
         try:
             found = await self._reach(fresh)
         except BaseException:
-            self._slots.release()
+            self._give_back()
             raise
-        self.open += 1
         return found
+
+    def at_hand(self) -> tuple[Endpoint, Connection] | None:
+        """What `acquire` would give without waiting: a used connection to the only endpoint, the most common case."""
+        endpoint = self._endpoints[0]
+        if len(self._endpoints) > 1 or not endpoint.idle or self._waiting or self.open >= self._limit:
+            return None
+        kept = self._kept(endpoint)
+        if kept is None:
+            return None
+        self.open += 1
+        return endpoint, kept
 
     def release(self, endpoint: Endpoint, connection: Connection) -> None:
         """Takes a connection back: kept if it can be used again, else dropped."""
-        self.open -= 1
-        self._slots.release()
+        self._give_back()
         if connection.reusable:
             connection.rest()
             endpoint.idle.append(connection)
@@ -88,13 +95,32 @@ class Pool:
                 endpoint.idle.pop().close()
 
     async def _slot(self) -> None:
+        """Takes one of the places that `limit` allows; in the order of asking, where there is none."""
+        if self.open < self._limit and not self._waiting:
+            self.open += 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        self._waiting.append(given)
         try:
             async with asyncio.timeout(self._wait_limit):
-                await self._slots.acquire()
-        except TimeoutError:
+                await given
+        except BaseException as error:
+            if given.done() and not given.cancelled():
+                self._give_back()
+            given.cancel()
+            if not isinstance(error, TimeoutError):
+                raise
             raise errors.Overloaded(
                 "All connections to the backend are in use. Retry later.", headers=((b"Retry-After", b"1"),)
             ) from None
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            given = self._waiting.popleft()
+            if not given.done():
+                given.set_result(None)  # the place goes over to the next one
+                return
+        self.open -= 1
 
     async def _reach(self, fresh: bool) -> tuple[Endpoint, Connection]:
         failure: errors.UpstreamError | None = None
@@ -121,10 +147,9 @@ class Pool:
         return await self._connect(endpoint)
 
     def _kept(self, endpoint: Endpoint) -> Connection | None:
-        oldest = asyncio.get_running_loop().time() - self._idle_limit
         while endpoint.idle:
             connection = endpoint.idle.pop()
-            if connection.alive and connection.idle_since > oldest:
+            if connection.fresh(self._idle_limit):
                 return connection
             connection.close()
         return None

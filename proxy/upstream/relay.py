@@ -8,7 +8,6 @@ request's own task goes on from there; until it has caught up, nothing else is s
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator, Iterator
-from itertools import chain
 from typing import Any
 
 from proxy import errors
@@ -58,21 +57,23 @@ class Relay:
     def _take(self, data: bytes) -> bool:
         """Sends on what nobody has to wait for; whether that was everything. Errors are the task's to raise."""
         try:
-            self._parts = iter(self._decoder.feed(data))
-            return self._pass_deltas()
+            parts = self._decoder.feed(data)
+            for done, part in enumerate(parts):
+                if isinstance(part, Event):
+                    self._parts = iter(parts[done:])
+                    return False
+                coroutine = self._send(part)
+                try:
+                    waits_for = coroutine.send(None)
+                except StopIteration:  # nobody had to wait
+                    continue
+                self._waiting = _Rest(coroutine, waits_for)
+                self._parts = iter(parts[done + 1 :])
+                return False
+            return True
         except Exception as error:  # noqa: BLE001  # raised again by the task
             self._error = error
             return False
-
-    def _pass_deltas(self) -> bool:
-        for part in self._parts:
-            if isinstance(part, Event):
-                self._parts = chain((part,), self._parts)
-                return False
-            self._waiting = begin(self._send(part))
-            if self._waiting is not None:
-                return False
-        return True
 
     async def _catch_up(self) -> None:
         if self._error is not None:
@@ -83,15 +84,6 @@ class Relay:
         for part in self._parts:
             await self._send(part)
             self._over = self._over or (isinstance(part, Event) and part.type in TERMINAL)
-
-
-def begin(coroutine: Coroutine[Any, Any, None]) -> _Rest | None:
-    """Runs a coroutine as far as it goes without waiting. What is left of it is to be awaited; None: nothing is."""
-    try:
-        waits_for = coroutine.send(None)
-    except StopIteration:
-        return None
-    return _Rest(coroutine, waits_for)
 
 
 class _Rest:

@@ -109,7 +109,7 @@ async def test_an_answer_that_is_not_over_leaves_no_connection(servers: list[str
     endpoint, connection = await one.acquire()
     connection.send("GET", b"GET / HTTP/1.1\r\n\r\n", PATIENCE, asyncio.current_task().cancel)
     one.release(endpoint, connection)
-    assert not connection.alive
+    assert not connection.fresh(60)
     assert not endpoint.idle
 
 
@@ -119,7 +119,7 @@ async def test_a_connection_that_was_idle_too_long_is_dropped(servers: list[str]
     await asyncio.sleep(0.05)
     _, second = await used(one)
     assert second is not first
-    assert not first.alive
+    assert not first.fresh(60)
     one.close()
 
 
