@@ -7,16 +7,17 @@ trip and, as the driver sends one Sync after it, one transaction: it takes effec
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 from sqlalchemy import PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.errors import StoreError
 from proxy.store._database import TRIES, Database
 
 Rows = Sequence[Sequence[Any]]
-Work = Callable[[asyncpg.Connection], Awaitable[Rows]]
+T = TypeVar("T")
 
 _FOREIGN = (
     SQLAlchemyError,
@@ -25,6 +26,10 @@ _FOREIGN = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
+
+
+class Gone(StoreError):
+    """What a turn continues is not there any more."""
 
 
 class Direct:
@@ -38,11 +43,11 @@ class Direct:
         """The rows of a statement that writes nothing, so that it may be sent again when the connection is lost."""
         return await self._repeat(lambda connection: connection.fetch(statement, *values), harmless=True)
 
-    async def write(self, statement: str, turns: Rows) -> Rows:
-        """Runs the statement for each turn's values: all in one transaction, one row for each turn."""
-        return await self._repeat(lambda connection: connection.fetchmany(statement, turns), harmless=False)
+    async def write(self, statement: str, turns: Rows) -> None:
+        """Runs the statement for each turn's values: all in one transaction."""
+        await self._repeat(lambda connection: connection.executemany(statement, turns), harmless=False)
 
-    async def _repeat(self, work: Work, *, harmless: bool) -> Rows:
+    async def _repeat(self, work: Callable[[asyncpg.Connection], Awaitable[T]], *, harmless: bool) -> T:
         """Tries again what the server says it undid. What was sent and not answered may have been committed."""
         tries = TRIES
         while True:
@@ -53,10 +58,8 @@ class Direct:
             except _FOREIGN as error:
                 failure = self._translate(error)
                 tries -= 1
-                if isinstance(error, TimeoutError):
-                    # The driver asks the server to stop; the connection goes when somebody else would take it.
-                    pooled.invalidate(soft=True)
                 again = failure.again or (harmless and connection.is_closed())
+                _discard(pooled, error)
                 if not again or not tries:
                     raise failure.error from error
             finally:
@@ -73,3 +76,12 @@ class Direct:
                 pooled.invalidate()
         except _FOREIGN as error:
             raise self._translate(error).error from error
+
+
+def _discard(pooled: PoolProxiedConnection, error: BaseException) -> None:
+    """Lets nobody else have a connection that the error left of no use."""
+    connection: asyncpg.Connection = pooled.driver_connection
+    if connection.is_closed():
+        pooled.invalidate()
+    elif isinstance(error, TimeoutError):
+        pooled.invalidate(soft=True)  # it closes when it would be taken again; the driver asks the server to stop

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from proxy.store._direct import Direct
+from proxy.store._direct import Direct, Gone
 from proxy.store._group import Outcome
 from proxy.store._plan import Entry
 from proxy.store._save import Writer, judged
@@ -33,13 +33,14 @@ class Pipeline:
 
     async def _write(self, form: Shape, group: Sequence[Entry]) -> Sequence[Outcome]:
         # Threads are locked in the order of `Writer` and `_delete`: children, which are younger, before their parents.
-        order = sorted(range(len(group)), key=lambda index: _lock_order(group[index]))
-        rows = await self._direct.write(statement(form), [values(group[index], form) for index in order])
-        outcomes: list[Outcome] = [None] * len(group)
-        for index, (written,) in zip(order, rows, strict=True):
-            if not written:
-                outcomes[index] = (await self._writer.save([group[index]]))[0]
-        return outcomes
+        ordered = sorted(group, key=_lock_order) if form.continued else group
+        try:
+            await self._direct.write(statement(form), [values(entry, form) for entry in ordered])
+        except Gone:
+            if len(group) > 1:
+                raise
+            return await self._writer.save(group)
+        return [None] * len(group)
 
 
 def _lock_order(entry: Entry) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """The store over a SQL database: each method of the port, run as one operation on the database.
 
 The path of a save: `SqlStore.save` compresses the event log and hands the turn to the `Grouper`; the `Writer` locks
-what the group's turns continue from, lets the `Plan` decide, and inserts all rows in one transaction. A read is one
-transaction on one snapshot.
+what the group's turns continue from, lets the `Plan` decide, and inserts all rows in one transaction (in Postgres the
+`Pipeline` writes most turns without it). A read is one transaction on one snapshot.
 """
 
 from __future__ import annotations

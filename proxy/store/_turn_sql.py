@@ -1,7 +1,7 @@
 """One turn as one statement of Postgres, which writes its rows in whatever thread they belong to.
 
 Where the turn continues another one, the statement locks that one's thread and decides by the locked row: it extends
-the thread, or forks from it, or, where the thread lost what the turn continues, writes nothing and says so. READ
+the thread, or forks from it, or, where the thread lost what the turn continues, fails with a division by zero. READ
 COMMITTED is enough: a row locked by a statement is the newest one, whatever the statement's snapshot says, and only
 what `held` says of it is used.
 
@@ -40,7 +40,7 @@ _ARRAYS = """
     FROM unnest({arrays}) WITH ORDINALITY AS u (id, type, call_id, body, upstream, nth)
 ) AS v"""
 _TURN = """WITH {parts}
-SELECT EXISTS (SELECT 1 FROM place)"""
+SELECT 1 / count(*) FROM place"""
 
 _NEW = """
 place AS (SELECT $2::bigint AS thread),
@@ -86,7 +86,7 @@ def shape(entry: Entry) -> Shape | None:
 
 @lru_cache(maxsize=64)
 def statement(form: Shape) -> str:
-    """The statement. It answers one row: whether the turn was written."""
+    """The statement of the shape."""
     place = _CONTINUED if form.continued else _NEW
     first = _COMMON + 1 + 3 * form.continued
     parts = [place, f"response AS ({_RESPOND})"]

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from proxy.errors import ConfigError, StoreError, StoreUnavailable
 from proxy.store import History, Owner, Store, schema
 from proxy.store._database import Database, Failure, Rejected
-from proxy.store._direct import Direct
+from proxy.store._direct import Direct, Gone
 from proxy.store._group import Grouper
 from proxy.store._history import OF_CONVERSATION, OF_RESPONSE, history
 from proxy.store._pipeline import Pipeline
@@ -38,8 +38,11 @@ _CACHED_STATEMENTS = 256
 _UNAVAILABLE = {"08", "53", "57", "58"}
 # The server undid the transaction in favour of another one: serialization failure, deadlock.
 _UNDONE = {"40001", "40P01"}
-_REFUSED = "23"  # a row breaks a constraint
-_FULL = "53100"
+_MEANT: dict[str, Callable[[], StoreError]] = {
+    "22012": Gone,  # a division by zero; only a turn's statement divides
+    "23": Rejected,  # a row breaks a constraint
+    "53100": partial(StoreError, "The state store's disk is full; nothing was stored."),
+}
 _MESSAGES = {
     "25": "The state store is read-only.",
     "26": "The state store is behind a pooler that needs prepared_statements: false.",
@@ -76,7 +79,7 @@ def create(url: str, options: StoreOptions | None = None) -> Store:
 
 def schema_engine(url: str) -> tuple[AsyncEngine, Executable | None]:
     """An engine for migrations, and the statement by which one process excludes the others."""
-    options = StoreOptions(statement_timeout=_SCHEMA_TIMEOUT)
+    options = StoreOptions(statement_timeout=_SCHEMA_TIMEOUT, prepared_statements=False)  # as any pooler allows
     return _engine(url, options, poolclass=NullPool), select(func.pg_advisory_xact_lock(_SCHEMA_LOCK))
 
 
@@ -125,7 +128,7 @@ async def _connect(**settings: Any) -> asyncpg.Connection:
     connection = await asyncpg.connect(**settings)
     try:
         async with connection.transaction():
-            await connection.prepare("SELECT $1::bytea[]")
+            await connection.execute("SELECT $1::bytea[]", [])
     except BaseException:
         connection.terminate()
         raise
@@ -142,12 +145,10 @@ def explain(error: BaseException) -> Failure:
         return Failure(StoreUnavailable())
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = str(getattr(cause, "sqlstate", None) or "")
-    if state[:2] == _REFUSED:
-        return Failure(Rejected())
     if state in _UNDONE:
         return Failure(StoreUnavailable("The state store undid the transaction."), again=True)
-    if state == _FULL:
-        return Failure(StoreError("The state store's disk is full; nothing was stored."))
+    if meant := _MEANT.get(state) or _MEANT.get(state[:2]):
+        return Failure(meant())
     if state[:2] in _UNAVAILABLE:
         return Failure(StoreUnavailable())
     return Failure(StoreError(_MESSAGES.get(state[:2], "")))

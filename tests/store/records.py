@@ -151,10 +151,9 @@ def commits(store: SqlStore) -> Iterator[list[str]]:
     def note(_connection: Any) -> None:
         seen.append("commit")
 
-    async def noted(direct: Direct, *args: Any) -> Any:
-        rows = await write(direct, *args)
+    async def noted(direct: Direct, *args: Any) -> None:
+        await write(direct, *args)
         seen.append("commit")
-        return rows
 
     engine = store.database.writer.sync_engine
     event.listen(engine, "commit", note)
