@@ -22,6 +22,7 @@ from proxy.protocol.encodings import decoded
 from proxy.protocol.events import Answer, Event, Frames, Head, Message
 from proxy.protocol.records import Item, NewResponse, TurnRecord
 from proxy.protocol.round import NoResponse, Outcome, Round, outcome, terminal_response
+from proxy.protocol.round import response_id as id_of
 from proxy.protocol.turn import Draft, Operation, Turn
 from proxy.services import Run, Services
 from proxy.telemetry import STORE_SKIPPED
@@ -147,14 +148,14 @@ class _Keeper:
             self._announce(self._round.response)
 
     def _announce(self, response: bytes) -> None:
-        response_id = _id(response)
+        response_id = id_of(response)
         task = asyncio.current_task()
         if response_id and task is not None:
             self._run = (response_id, Run(task))
             self._services.runs.add(self._turn.owner, *self._run)
 
     def _check_id(self, response: bytes) -> None:
-        if self._run is not None and self._run[0] != _id(response):
+        if self._run is not None and self._run[0] != id_of(response):
             raise errors.UpstreamProtocol("The backend changed the id of its response in the middle of the stream.")
 
     async def _answer(self, answer: Answer) -> None:
@@ -238,10 +239,6 @@ class _Keeper:
     async def _end(self, type_: str, status: str, changes: jsonbytes.Fields) -> None:
         event = self._round.ended(type_, status, changes)
         await self._receive(event)
-
-
-def _id(response: bytes) -> str | None:
-    return jsonbytes.text(jsonbytes.fields(response).get("id"))
 
 
 def _refuse_unreadable(head: Head) -> None:

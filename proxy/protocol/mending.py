@@ -33,6 +33,7 @@ class _Item(msgspec.Struct):
 
 
 _response = msgspec.json.Decoder(_Response)
+_item = msgspec.json.Decoder(_Item)
 _items = msgspec.json.Decoder(list[_Item])
 
 
@@ -121,9 +122,9 @@ def _is_id(raw: bytes) -> bool:
 
 def identify(item: bytes, response_id: str, index: int) -> bytes:
     """The item with an id: its own, or a stable one. Raises `NotJSON`."""
-    members = jsonbytes.fields(item)
-    if jsonbytes.text(members.get("id")):
+    if _is_id(bytes(jsonbytes.outline(_item, item).id)):
         return item
+    members = jsonbytes.fields(item)
     prefix = items.prefix(jsonbytes.text(members.get("type")) or "message")
     return jsonbytes.join_object({"id": jsonbytes.encode(stable_id(prefix, response_id, index)), **_rest(members)})
 

@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from proxy.errors import InvalidRequest
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import TERMINAL, Event, Frames, encode
@@ -19,6 +21,22 @@ from proxy.protocol.records import Item
 from proxy.protocol.sse import frames
 
 Fields = jsonbytes.Fields
+
+
+_ABSENT = msgspec.Raw(b"")
+_OUTPUT = b'"output":'
+
+
+class _Outline(msgspec.Struct):
+    """What a store needs of a response object itself."""
+
+    id: msgspec.Raw = _ABSENT
+    status: msgspec.Raw = _ABSENT
+    created_at: msgspec.Raw = _ABSENT
+    output: msgspec.Raw = _ABSENT
+
+
+_outline = msgspec.json.Decoder(_Outline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +60,38 @@ def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
     Raises `NoResponse` when it is not an object, or when it or an item of it has no id that can be stored.
     """
     try:
-        members = jsonbytes.fields(response)
-        id_ = jsonbytes.text(members.get("id"))
-        status = jsonbytes.text(members.get("status"))
-        created = members.get("created_at")
-        output = _output(members, id_ or "", folded)
+        outline = jsonbytes.outline(_outline, response)
+        id_ = jsonbytes.text(bytes(outline.id))
+        status = jsonbytes.text(bytes(outline.status))
+        raw = bytes(outline.output)
+        output = _output(raw, id_ or "", folded)
+        envelope = _emptied(response, raw)
     except (jsonbytes.NotJSON, InvalidRequest) as error:
         raise NoResponse(str(error)) from error
     if not id_:
         raise NoResponse("the response has no id")
     if not storable_id(id_):
         raise NoResponse("the response's id is too long, or holds what cannot be printed")
-    envelope = jsonbytes.join_object({**members, "output": b"[]"})
-    return Outcome(id_, status or "completed", _seconds(created), envelope, output)
+    return Outcome(id_, status or "completed", _seconds(bytes(outline.created_at)), envelope, output)
 
 
-def _output(members: Fields, response_id: str, folded: Sequence[bytes]) -> tuple[Item, ...]:
-    raw = members.get("output", b"null")
-    parts = jsonbytes.elements(raw) if jsonbytes.present(raw) else []
+def response_id(response: bytes) -> str | None:
+    """The id of a response object. Raises `NotJSON`."""
+    return jsonbytes.text(bytes(jsonbytes.outline(_outline, response).id))
+
+
+def _emptied(response: bytes, output: bytes) -> bytes:
+    """The response with `[]` for its output; other bytes stay, where the output is found in one place."""
+    start = response.find(_OUTPUT) + len(_OUTPUT)
+    end = start + len(output)
+    # The first place with that name and the very bytes; and none behind it, which would be the one that counts.
+    if output and start >= len(_OUTPUT) and response.startswith(output, start) and response.find(_OUTPUT, end) < 0:
+        return b"%b[]%b" % (response[:start], response[end:])
+    return jsonbytes.with_members(response, {"output": b"[]"})
+
+
+def _output(raw: bytes, response_id: str, folded: Sequence[bytes]) -> tuple[Item, ...]:
+    parts = jsonbytes.elements(raw) if raw and jsonbytes.present(raw) else []
     return tuple(_output_item(part, response_id, index) for index, part in enumerate(parts or folded))
 
 
@@ -72,9 +104,9 @@ def stable_id(prefix: str, response_id: str, index: int) -> str:
     return prefix + hashlib.sha256(f"{response_id}/{index}".encode()).hexdigest()[:32]
 
 
-def _seconds(raw: bytes | None) -> float | None:
+def _seconds(raw: bytes) -> float | None:
     try:
-        return float(raw) if raw is not None else None
+        return float(raw) if raw else None
     except ValueError:
         return None
 

@@ -19,7 +19,7 @@ _DELTA = rb"[\r\n]*event: ?response\.[a-z_.]+\.delta\r?\n"
 _delta_at = re.compile(_DELTA).match
 _no_run = re.compile(rb"(?!)")
 _border_before_other = re.compile(_BLANK + rb"(?!" + _DELTA + rb")").search
-_usual_frame = re.compile(rb"event: ([^\r\n]+)\ndata: (.*)\n\n\Z").match
+_usual_frame = re.compile(rb"event: ([^\r\n]+)\ndata: (.*)\n\n").match
 _event_lines = re.compile(rb"(?:\A|[\r\n])event: ?([^\r\n]*)").findall
 
 
@@ -100,8 +100,8 @@ def split(block: bytes) -> list[Frames | Event]:
     while at < size:
         line = _delta_at(block, at)
         if line is None:
-            end = _frame_end(block, at)
-            found.append(event(block[at:end]))
+            found.append(_event_at(block, at))
+            end = at + len(found[-1].raw)
         elif (run := usual_run(line[0]).match(block, at)) and b"\r" not in run[0]:
             end = run.end()
             found.append(Frames(run[0]))
@@ -139,10 +139,17 @@ def frames(block: bytes) -> list[Event]:
 def event(raw: bytes) -> Event:
     """One frame with its `event:` line read."""
     usual = _usual_frame(raw)
-    if usual is not None and b"\r" not in raw:
+    if usual is not None and len(usual[0]) == len(raw) and b"\r" not in raw:
         return with_data(raw, _named(usual[1]), usual[2])
     lines = _event_lines(raw)
     return Event(raw, _named(lines[-1]) if lines else "")
+
+
+def _event_at(block: bytes, at: int) -> Event:
+    usual = _usual_frame(block, at)
+    if usual is not None and b"\r" not in usual[0]:
+        return with_data(usual[0], _named(usual[1]), usual[2])
+    return event(block[at : _frame_end(block, at)])
 
 
 def _named(line: bytes) -> str:

@@ -92,7 +92,7 @@ async def test_an_answer_is_stored_with_its_input_and_every_byte(stage: Stage):
     stored = await stage.store.response(ANN, "resp_1")
     assert stored is not None
     assert (stored.head.status, stored.head.created_at) == ("completed", NOW)
-    assert stored.head.envelope == response("resp_1").replace(b', "object', b',"object')
+    assert stored.head.envelope == response("resp_1")
     assert [item.body for item in stored.output] == [said("two"), called("c")]
     assert await input_of(stage, "resp_1") == [user("one")]
 

@@ -117,8 +117,24 @@ def test_an_outcome_is_the_envelope_and_its_items():
     found = outcome(raw)
     assert isinstance(found, Outcome)
     assert (found.id, found.status, found.created_at) == ("resp_1", "completed", 1.5)
-    assert found.envelope == b'{"id":"resp_1","status":"completed","created_at":1.5,"output":[],"x":1.0}'
+    assert found.envelope == b'{"id":"resp_1", "status":"completed","created_at":1.5,"output":[],"x":1.0}'
     assert [(item.id, item.body) for item in found.output] == [("msg_1", ITEM)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "envelope"),
+    [
+        (b'{"usage":{"output":[]},"id":"r","output":[%b]}', b'{"usage":{"output":[]},"id":"r","output":[]}'),
+        (b'{"id":"r","output":[%b],"usage":{"output":[]}}', b'{"id":"r","output":[],"usage":{"output":[]}}'),
+        (b'{"output":[],"id":"r","output":[%b]}', b'{"output":[],"id":"r"}'),
+        (b'{"id":"r","output" : [%b]}', b'{"id":"r","output":[]}'),
+        (b'{"id":"r","text":"\\"output\\":[","output":[%b]}', b'{"id":"r","text":"\\"output\\":[","output":[]}'),
+    ],
+)
+def test_only_the_response_s_own_output_is_emptied(raw: bytes, envelope: bytes):
+    found = outcome(raw % ITEM)
+    assert found.envelope == envelope
+    assert [item.body for item in found.output] == [ITEM]
 
 
 @pytest.mark.parametrize("listed", [b"[]", b"null"])
