@@ -14,8 +14,9 @@ metadata = MetaData()
 # Ids are compared as bytes: the server's locale costs time in every index and means nothing for them.
 Key = Text().with_variant(TEXT(collation="C"), "postgresql")
 
-# Every column that holds what a client or a model said has this type. Postgres' hot paths (`_turn_sql`, `_history`) pass
-# SQLAlchemy by, so encryption at rest would begin where a column of this type is filled and read, not in a TypeDecorator.
+# Every column that holds what a client or a model said has this type. The hot paths of Postgres (`_turn_sql`,
+# `_history`) bypass SQLAlchemy, so encryption at rest would begin where such a column is filled and read, not in a
+# TypeDecorator.
 Payload = LargeBinary
 
 threads = Table(
