@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.context import SpawnProcess
 from urllib.parse import urlsplit
 
@@ -32,12 +33,14 @@ from proxy.upstream import vllm
 log = logging.getLogger("rejoinder.processes")
 
 _SECRET = re.compile(r"(?i)([^=&]*(?:pass|key|secret|token)[^=&]*)=[^&]*")
+_MALLOC = {-1: 16 << 20, -3: 4 << 20, -2: 1 << 20}  # bytes: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD
 _SOON = 10.0  # seconds: a worker that dies younger than this is brought back with growing pauses
 
 
 def run(blue: app.Blueprint, *, migrate: bool) -> None:
     """Serves until a signal says stop. Raises `ConfigError` or `StoreError` when it cannot begin."""
     gateway = blue.gateway
+    _keep_freed_memory()
     configure_logging(gateway.telemetry.log_level, gateway.telemetry.log_format)
     _check_ports(gateway)
     if migrate:
@@ -65,6 +68,14 @@ async def _try_store(blue: app.Blueprint) -> None:
         await store.open()
     finally:
         await store.close()
+
+
+def _keep_freed_memory() -> None:
+    """Lets glibc keep some megabytes of what was freed: each large stream would ask the kernel for its pages again."""
+    with suppress(OSError, AttributeError):  # another C library
+        tune = ctypes.CDLL(None).mallopt
+        for option, value in _MALLOC.items():
+            tune(option, value)
 
 
 def summary(blue: app.Blueprint) -> list[str]:
@@ -116,6 +127,7 @@ def _serve(blue: app.Blueprint, *, first: bool) -> None:
 
 def _work(blue: app.Blueprint, first: bool) -> None:
     """A worker process."""
+    _keep_freed_memory()
     configure_logging(blue.gateway.telemetry.log_level, blue.gateway.telemetry.log_format)
     try:
         _serve(blue, first=first)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeGuard
+
+from msgspec.structs import replace
 
 from proxy.chain import Next, Send
 from proxy.errors import InvalidRequest, ToolError

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Literal
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from proxy import errors

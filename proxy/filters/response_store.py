@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Literal
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from proxy import errors

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
+from msgspec import Struct
+
 Owner = NewType("Owner", str)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True, gc=False):
     """One item as it is stored.
 
     `id` is the public id: stable, and unique within its thread. `body` is the item's exact bytes as they passed by (it

@@ -23,6 +23,7 @@ KEEP_ALIVE_SECONDS = 3600.0  # for a connection on which nothing happens
 _LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants
 _MAX_HEAD = 128 * 1024  # bytes; clients such as Codex send headers of many kilobytes
 _TOO_MUCH_HEAD = f"its head is larger than {_MAX_HEAD} bytes"
+_MAX_WAITING = 16  # requests; reading goes on below that, or nobody would notice that their client leaves
 _HIGH_WATER = 256 * 1024  # bytes of a body that nobody has asked for yet
 
 
@@ -270,7 +271,7 @@ class Connection(asyncio.Protocol):
         request, self._incoming = self._incoming, None
         if request is not None:
             request.end()
-        if len(self._requests) > 1:
+        if len(self._requests) > _MAX_WAITING:
             self._pause_reading()
 
     # Inner matters
@@ -306,6 +307,7 @@ class Connection(asyncio.Protocol):
         if self.transport is None:
             return
         if keep and not self._closing and self._requests:
+            self.resume_reading()
             self._begin()
             return
         if self._broken is not None:
@@ -335,7 +337,7 @@ class Connection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Takes more of what the client sends."""
-        if self._reading_paused and self.transport is not None and len(self._requests) <= 1:
+        if self._reading_paused and self.transport is not None and len(self._requests) <= _MAX_WAITING:
             self._reading_paused = False
             self.transport.resume_reading()
 

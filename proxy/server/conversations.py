@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from proxy.errors import (
     ConversationNotFound,

@@ -37,6 +37,8 @@ class Direct:
 
     def __init__(self, database: Database) -> None:
         self._engine = database.writer
+        # A pool hands on what its own layer over the driver made of an error in connecting.
+        self._foreign = (*_FOREIGN, self._engine.dialect.loaded_dbapi.Error)
         self._translate = database.translate
 
     async def read(self, statement: str, *values: Any) -> Rows:
@@ -74,7 +76,7 @@ class Direct:
                 if not connection.is_closed():
                     return pooled
                 pooled.invalidate()
-        except _FOREIGN as error:
+        except self._foreign as error:
             raise self._translate(error).error from error
 
 
