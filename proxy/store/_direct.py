@@ -83,7 +83,7 @@ class Direct:
 def _discard(pooled: PoolProxiedConnection, error: BaseException) -> None:
     """Lets nobody else have a connection that the error left of no use."""
     connection: asyncpg.Connection = pooled.driver_connection
-    if connection.is_closed():
-        pooled.invalidate()
+    if connection.is_closed() or isinstance(error, asyncpg.InternalClientError):
+        pooled.invalidate()  # the driver lost count of what the server has said: its end came in between
     elif isinstance(error, TimeoutError):
         pooled.invalidate(soft=True)  # it closes when it would be taken again; the driver asks the server to stop

@@ -143,6 +143,8 @@ def explain(error: BaseException) -> Failure:
     """What an error of Postgres, or of the way to it, means."""
     if isinstance(error, OSError):
         return Failure(StoreUnavailable())
+    if isinstance(error, asyncpg.InternalClientError):
+        return Failure(StoreUnavailable("The connection to the state store was lost."))
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = str(getattr(cause, "sqlstate", None) or "")
     if state in _UNDONE:

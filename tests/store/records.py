@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
+from msgspec import structs
 from sqlalchemy import event, func, select
 
 from proxy.store import Conversation, History, Item, Lease, NewResponse, Owner, TurnRecord
@@ -36,7 +37,7 @@ async def connect(url: str, **options: Any) -> SqlStore:
 def item(text: str = "", **fields: Any) -> Item:
     """An item with an id nobody else has."""
     number = next(_serial)
-    return replace(Item(f"msg_{number}", "message", f'{{"text":"{text or number}"}}'.encode()), **fields)
+    return structs.replace(Item(f"msg_{number}", "message", f'{{"text":"{text or number}"}}'.encode()), **fields)
 
 
 def call(call_id: str, **fields: Any) -> Item:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.store import Approval, ApprovalRefused, Owner, PageQuery
 from proxy.store._sql import SqlStore
@@ -201,5 +201,5 @@ async def test_it_costs_no_query_of_its_own(store: SqlStore) -> None:
 async def test_the_newest_of_an_id_counts(store: SqlStore) -> None:
     old = item(type="mcp_call", upstream=b"old")
     await saved(store, turn("resp_1", output=(old,)))
-    await saved(store, turn("resp_2", output=(replace(old, upstream=PAIR),)))
+    await saved(store, turn("resp_2", output=(structs.replace(old, upstream=PAIR),)))
     assert (await store.items(ALICE, [old.id]))[old.id].upstream == PAIR

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.errors import StoreConflict
 from proxy.store import NewResponse, Page, PageQuery, UnknownCursor
@@ -51,7 +52,7 @@ async def test_nothing_is_found_under_another_owner_or_id(store: SqlStore) -> No
 
 async def test_two_owners_may_have_the_same_ids(store: SqlStore) -> None:
     record = await saved(store, turn("resp_1"))
-    theirs = replace(record, owner=BOB, output=(replace(record.output[0], body=b'"bob"'),))
+    theirs = replace(record, owner=BOB, output=(structs.replace(record.output[0], body=b'"bob"'),))
     await store.save(theirs)
     assert await store.delete_response(ALICE, "resp_1")
     found = await store.response(BOB, "resp_1")
@@ -170,7 +171,7 @@ async def test_replayed_items_are_stored_any_number_of_times(store: SqlStore, ti
 async def test_the_newest_item_of_an_id_is_found(store: SqlStore) -> None:
     old, other = item("old"), item()
     await store.save(turn("resp_1", input=(old, other)))
-    new = replace(old, body=b'"new"')
+    new = structs.replace(old, body=b'"new"')
     await store.save(turn("resp_2", await store.history(ALICE, "resp_1"), input=(new,)))
     assert await store.items(ALICE, [old.id, other.id, "msg_none"]) == {old.id: new, other.id: other}
     assert await store.items(ALICE, []) == {}

@@ -329,3 +329,22 @@ async def test_behind_a_pooler_of_transactions(postgres_url: str) -> None:
             assert (await ids(store, record.response.id) or [])[-1] == record.output[-1].id
         assert isinstance((await asyncio.gather(store.save(records[0]), return_exceptions=True))[0], StoreConflict)
         await store.close()
+
+
+async def test_a_connection_whose_driver_lost_count_is_not_used_again(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it happens now and then when a server goes down while a statement is being prepared."""
+    used: list[asyncpg.Connection] = []
+
+    async def lost(connection: asyncpg.Connection, *_: Any, **__: Any) -> None:
+        used.append(connection)
+        raise asyncpg.InternalClientError("cannot switch to state 13; another operation (2) is in progress")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncpg.Connection, "executemany", lost)
+        with pytest.raises(StoreUnavailable, match="connection to the state store was lost"):
+            await store.save(turn("resp_1"))
+    assert len(used) == 1
+    await store.save(turn("resp_2"))
+    assert used[0].is_closed()
