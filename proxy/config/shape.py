@@ -205,7 +205,7 @@ class Telemetry(Model):
         "info", description="Least severe line that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object a line.")
-    access_log: bool = Field(True, description="One line for each request.")
+    access_log: bool = Field(True, description="One line for each request, at most a tenth of a second late.")
 
 
 class Gateway(Model):
