@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import httptools
 
 from proxy import errors
-from proxy.protocol.headers import Headers
+from proxy.protocol.headers import Headers, block
 
 HEAD_SECONDS = 60.0  # for a request's head to arrive whole
 KEEP_ALIVE_SECONDS = 3600.0  # for a connection on which nothing happens
@@ -24,6 +24,8 @@ _LINGER_SECONDS = 10.0  # for the rest of a body that nobody wants
 _MAX_HEAD = 128 * 1024  # bytes; clients such as Codex send headers of many kilobytes
 _TOO_MUCH_HEAD = f"its head is larger than {_MAX_HEAD} bytes"
 _MAX_WAITING = 16  # requests; reading goes on below that, or nobody would notice that their client leaves
+_MAX_FRAMING = 16  # bytes, for each of a body, that chunks may take beside that
+_TOO_MUCH_FRAMING = "too little of it is body"
 _HIGH_WATER = 256 * 1024  # bytes of a body that nobody has asked for yet
 
 
@@ -35,6 +37,7 @@ class Answer(Protocol):
         """Whether another request may follow on the connection."""
 
 
+_FRAMING = (b"content-length", b"transfer-encoding")
 _SINGLE = (b"host", b"content-length", b"content-type", b"transfer-encoding")
 _ODD_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 _ODD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -128,6 +131,18 @@ def _check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
             raise ValueError(f"the header {name.decode('latin-1')} holds a control character")
 
 
+def _framing(request: Request) -> Headers:
+    """The headers that say how long its body is, if it has one. Raises `ValueError` where none can say so."""
+    if request.method == "CONNECT":
+        raise ValueError("tunnels are not made here")
+    pairs = tuple(pair for pair in request.headers if pair[0].lower() in _FRAMING)
+    return () if all(name.lower() == b"content-length" and not int(value) for name, value in pairs) else pairs
+
+
+def _size(request: Request) -> int:
+    return len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+
+
 def too_large(limit: int) -> errors.BodyTooLarge:
     """The error that names the limit."""
     return errors.BodyTooLarge(f"The request body is larger than {limit} bytes.")
@@ -145,8 +160,9 @@ class Connection(asyncio.Protocol):
         self._requests: deque[Request] = deque()  # the first is being answered
         self._incoming: Request | None = None  # whose end has not come yet
         self._pairs: list[tuple[bytes, bytes]] = []
+        self._framing: Headers = ()  # of a body that follows an offer of another protocol
         self._heading = False  # a head has begun, and not ended
-        self._head = 0  # bytes of it in earlier reads
+        self._extra = 0  # bytes of the message that are no body, in reads after the one in which it began
         self._read = 0  # bytes of the newest read
         self._task: asyncio.Task[None] | None = None
         self._broken: str | None = None  # nothing more can be understood
@@ -200,19 +216,11 @@ class Connection(asyncio.Protocol):
             return
         self._read = len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Another protocol is offered, and declined by answering in this one.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest:
-                self.data_received(rest)
+            self._parse(data)
         except httptools.HttpParserError as error:
             self._break(str(error.__context__ or error))
-        if self._heading and self._broken is None:
-            self._head += len(data)
-            if self._head > _MAX_HEAD:
-                self._break(_TOO_MUCH_HEAD)
+        if self._incoming is not None and self._broken is None:
+            self._weigh(self._incoming)
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -234,27 +242,33 @@ class Connection(asyncio.Protocol):
     # What the parser calls
 
     def on_message_begin(self) -> None:
+        if self._framing:
+            return
         self._incoming = Request(self)
-        self._pairs, self._head, self._heading = [], 0, True
+        self._pairs, self._extra, self._heading = [], -self._read, True
 
     def on_url(self, part: bytes) -> None:
-        if self._incoming is not None:
+        if self._incoming is not None and self._heading:
             self._incoming.target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        request = self._incoming
-        assert request is not None  # noqa: S101  # its beginning came before
-        parser = self._parser
+        request, parser = self._incoming, self._parser
+        if request is None or self._framing:
+            return
         request.method = parser.get_method().decode("latin-1")
         request.headers = tuple(self._pairs)
         request.http_1_1 = parser.get_http_version() == "1.1"
-        if self._head + self._read > _MAX_HEAD and sum(len(n) + len(v) for n, v in request.headers) > _MAX_HEAD:
+        cut = self._extra >= 0
+        if (cut or self._read > _MAX_HEAD) and _size(request) > _MAX_HEAD:
             raise ValueError(_TOO_MUCH_HEAD)
+        self._extra = -self._read
         _check_head(request.target, request.headers, request.http_1_1)
         request.keep_alive = parser.should_keep_alive() and not self._closing
+        if parser.should_upgrade():
+            self._framing = _framing(request)
         self._heading = False
         self._requests.append(request)
         if self._task is None:
@@ -263,11 +277,14 @@ class Connection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         request = self._incoming
         if request is not None:
+            self._extra -= len(part)
             request.came(part)
             if request.limit is None and request.size > _HIGH_WATER:
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
+        if self._framing:
+            return
         request, self._incoming = self._incoming, None
         if request is not None:
             request.end()
@@ -275,6 +292,28 @@ class Connection(asyncio.Protocol):
             self._pause_reading()
 
     # Inner matters
+
+    def _parse(self, data: bytes) -> None:
+        """Feeds the parser. Another protocol that is offered is declined by answering in this one."""
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                return self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+            self._parser = httptools.HttpRequestParser(self)
+            if self._framing:  # to the parser, all that follows is of the other protocol, the body too
+                self._parser.feed_data(b"POST / HTTP/1.1\r\n" + block(self._framing) + b"\r\n")
+                self._framing = ()
+        return None
+
+    def _weigh(self, request: Request) -> None:
+        """Bounds what is held of a message, or read for it, beside its body: its head, chunk extensions, trailers."""
+        self._extra += self._read
+        if self._heading and not self._extra:  # it began in this read
+            self._quiet_since = self._loop.time()
+        if self._extra > _MAX_HEAD + _MAX_FRAMING * request.size:
+            self._break(_TOO_MUCH_HEAD if self._heading else _TOO_MUCH_FRAMING)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._serve(self._requests[0]))
