@@ -7,16 +7,14 @@ it is answered waits in the socket.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from typing import Protocol, cast
 
 import httptools
 
-from proxy import errors
 from proxy.protocol.headers import Headers, block
+from proxy.server.request import Request, check_head, framing, head_size
 
 HEAD_SECONDS = 60.0  # for a request's head to arrive whole
 KEEP_ALIVE_SECONDS = 3600.0  # for a connection on which nothing happens
@@ -37,115 +35,7 @@ class Answer(Protocol):
         """Whether another request may follow on the connection."""
 
 
-_FRAMING = (b"content-length", b"transfer-encoding")
-_SINGLE = (b"host", b"content-length", b"content-type", b"transfer-encoding")
-_ODD_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
-_ODD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-
-Handler = Callable[["Request"], Awaitable[Answer]]
-
-
-class Request:
-    """A request as it came: its head, and its body as soon as somebody asks for it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.method = ""
-        self.target = b""  # exactly as the client spelled it
-        self.headers: Headers = ()
-        self.keep_alive = True
-        self.http_1_1 = True
-        self.complete = False  # all of the body has come
-        self.size = 0  # bytes of body that have come
-        self.limit: int | None = None  # how many of them somebody wants; None: nobody has asked yet
-        self._parts: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: str | None = None
-
-    @property
-    def path(self) -> str:
-        """The target without its query."""
-        return self.target.partition(b"?")[0].decode("utf-8", "surrogateescape")
-
-    @property
-    def query(self) -> str:
-        """What follows the target's question mark."""
-        return self.target.partition(b"?")[2].decode("utf-8", "surrogateescape")
-
-    async def body(self, limit: int) -> bytes:
-        """The whole body. Raises `BodyTooLarge`, or `InvalidRequest` when it cannot be read."""
-        self.limit = limit
-        while not self.complete and self._error is None and self.size <= limit:
-            self.connection.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._error is not None:
-            raise errors.InvalidRequest(f"The request body could not be read: {self._error}")
-        if self.size > limit:
-            raise too_large(limit)
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def discard(self) -> None:
-        """Reads what is left of the body, and throws it away."""
-        self.limit = 0
-        self._parts = []
-        while not self.complete and self._error is None:
-            self.connection.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    # What the connection tells
-
-    def came(self, part: bytes) -> None:
-        """More of the body."""
-        self.size += len(part)
-        if self.limit is None or self.size <= self.limit:
-            self._parts.append(part)
-        elif self.limit:
-            self._wake()
-
-    def end(self, error: str | None = None) -> None:
-        """The body is over; `error`: before its end."""
-        self.complete, self._error = error is None, error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-@lru_cache(maxsize=256)
-def _check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
-    """Raises `ValueError` for what one reader may take for this and another for that."""
-    if _ODD_IN_TARGET.search(target):
-        raise ValueError("its target holds a control character")
-    names = [name.lower() for name, _ in headers]
-    for name in _SINGLE:
-        if names.count(name) > 1:
-            raise ValueError(f"the header {name.decode()} is there more than once")
-    if http_1_1 and b"host" not in names:
-        raise ValueError("the header host is missing")
-    for name, value in headers:
-        if _ODD_IN_VALUE.search(value):
-            raise ValueError(f"the header {name.decode('latin-1')} holds a control character")
-
-
-def _framing(request: Request) -> Headers:
-    """The headers that say how long its body is, if it has one. Raises `ValueError` where none can say so."""
-    if request.method == "CONNECT":
-        raise ValueError("tunnels are not made here")
-    pairs = tuple(pair for pair in request.headers if pair[0].lower() in _FRAMING)
-    return () if all(name.lower() == b"content-length" and not int(value) for name, value in pairs) else pairs
-
-
-def _size(request: Request) -> int:
-    return len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
-
-
-def too_large(limit: int) -> errors.BodyTooLarge:
-    """The error that names the limit."""
-    return errors.BodyTooLarge(f"The request body is larger than {limit} bytes.")
+Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class Connection(asyncio.Protocol):
@@ -262,13 +152,13 @@ class Connection(asyncio.Protocol):
         request.headers = tuple(self._pairs)
         request.http_1_1 = parser.get_http_version() == "1.1"
         cut = self._extra >= 0
-        if (cut or self._read > _MAX_HEAD) and _size(request) > _MAX_HEAD:
+        if (cut or self._read > _MAX_HEAD) and head_size(request) > _MAX_HEAD:
             raise ValueError(_TOO_MUCH_HEAD)
         self._extra = -self._read
-        _check_head(request.target, request.headers, request.http_1_1)
+        check_head(request.target, request.headers, request.http_1_1)
         request.keep_alive = parser.should_keep_alive() and not self._closing
         if parser.should_upgrade():
-            self._framing = _framing(request)
+            self._framing = framing(request)
         self._heading = False
         self._requests.append(request)
         if self._task is None:

@@ -7,7 +7,7 @@ import asyncio
 from proxy import errors
 from proxy.protocol import headers as http
 from proxy.protocol.encodings import BadEncoding, TooLong, UnknownEncoding, decoded
-from proxy.server.connection import Request, too_large
+from proxy.server.request import Request, too_large
 
 
 async def body(request: Request, limit: int, seconds: float) -> bytes:

@@ -23,10 +23,10 @@ from proxy.protocol.records import Owner
 from proxy.protocol.turn import Body, Operation, Turn
 from proxy.server import inbound
 from proxy.server.cancel import Cancel
-from proxy.server.connection import Request
 from proxy.server.health import Health
 from proxy.server.objects import Objects
 from proxy.server.reply import Reply
+from proxy.server.request import Request
 from proxy.services import new_id
 from proxy.telemetry import UPSTREAM_ERRORS, Access, AccessLog, answered
 

@@ -17,7 +17,7 @@ from proxy.protocol import headers as http
 from proxy.protocol import sse
 from proxy.protocol.events import Answer, Chunk, Event, Frames, Head, Message, Trailers, encode
 from proxy.protocol.lookup import Reply as Looked
-from proxy.server.connection import Request
+from proxy.server.request import Request
 from proxy.telemetry import FIRST_EVENT, OPEN_STREAMS
 
 _JSON = (b"Content-Type", b"application/json")

@@ -11,7 +11,8 @@ import pytest
 
 from proxy import errors
 from proxy.server import inbound
-from proxy.server.connection import Connection, Request
+from proxy.server.connection import Connection
+from proxy.server.request import Request
 
 HOST = b"Host: x\r\n"
 KB = 1024
