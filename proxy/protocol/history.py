@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from proxy.errors import InvalidRequest
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.lowering import upstream_bytes
 from proxy.protocol.records import Item
+
+
+_SHORT = 1024  # bytes; a longer message says something
+
+# A text that begins with something else than white space.
+_says = re.compile(rb'"text"\s*:\s*"(?:[ \t]|\\[nrt])*[^\s"\\]').search
 
 
 def upstream_input(history: Sequence[Item], own: Sequence[Item]) -> bytes:
@@ -17,7 +24,12 @@ def upstream_input(history: Sequence[Item], own: Sequence[Item]) -> bytes:
 
 def sendable(everything: Iterable[Item]) -> list[bytes]:
     """What the backend is sent for these items, one or several of its own items each, joined by commas."""
-    return [raw for item in everything if not _blank(item) and (raw := upstream_bytes(item))]
+    found = []
+    for item in everything:
+        raw = item.body if item.type == "message" and item.upstream is None else upstream_bytes(item)
+        if raw and not (item.type == "message" and len(item.body) <= _SHORT and _blank(item.body)):
+            found.append(raw)
+    return found
 
 
 def extended(raw: bytes, added: Sequence[bytes]) -> bytes:
@@ -27,13 +39,13 @@ def extended(raw: bytes, added: Sequence[bytes]) -> bytes:
     return jsonbytes.join_array([part for part in (inner, *added) if part])
 
 
-def _blank(item: Item) -> bool:
+def _blank(body: bytes) -> bool:
     # vLLM streams a message of white space between reasoning and a call, and fails on one without parts.
     # Neither says anything; both would spoil the prompt (or the request) when played back.
-    if item.type != "message" or len(item.body) > 1024:
+    if b'"assistant"' not in body or _says(body):
         return False
     try:
-        members = jsonbytes.fields(item.body)
+        members = jsonbytes.fields(body)
         if jsonbytes.text(members.get("role")) != "assistant":
             return False
         content = jsonbytes.value(members.get("content", b"null"))

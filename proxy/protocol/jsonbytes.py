@@ -86,13 +86,18 @@ def join_array(parts: Iterable[bytes]) -> bytes:
 
 def with_members(raw: bytes, changes: Mapping[str, bytes | None]) -> bytes:
     """The object with these members set (in place, or at the end) or, where None, removed."""
-    members = fields(raw)
+    return join_object(changed(fields(raw), changes))
+
+
+def changed(members: Fields, changes: Mapping[str, bytes | None]) -> Fields:
+    """The members with these set (in place, or at the end) or, where None, removed."""
+    members = dict(members)
     for key, new in changes.items():
         if new is None:
             members.pop(key, None)
         else:
             members[key] = new
-    return join_object(members)
+    return members
 
 
 def _guard(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:

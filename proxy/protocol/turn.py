@@ -45,7 +45,10 @@ class Body:
 
     def rebuilt(self, changes: Mapping[str, bytes | None]) -> Body:
         """The body with these members set or (None) removed; every other one keeps its exact bytes."""
-        return Body(jsonbytes.with_members(self.raw, changes))
+        members = jsonbytes.changed(self.fields, changes)
+        body = Body(jsonbytes.join_object(members))
+        body.__dict__["fields"] = members  # a history may be long: it is not taken apart to be looked at
+        return body
 
 
 @dataclass(slots=True)
