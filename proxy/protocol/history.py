@@ -10,7 +10,6 @@ from proxy.protocol import items, jsonbytes
 from proxy.protocol.lowering import upstream_bytes
 from proxy.protocol.records import Item
 
-
 _SHORT = 1024  # bytes; a longer message says something
 
 # A text that begins with something else than white space.
