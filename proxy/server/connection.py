@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
             self._incoming.target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._pairs.append((name, value))
+        self._pairs.append((name, value.rstrip(b" \t")))  # the parser leaves what ends a line
 
     def on_headers_complete(self) -> None:
         request, parser = self._incoming, self._parser
@@ -155,6 +155,7 @@ class Connection(asyncio.Protocol):
         if (cut or self._read > _MAX_HEAD) and head_size(request) > _MAX_HEAD:
             raise ValueError(_TOO_MUCH_HEAD)
         self._extra = -self._read
+        request.locate()
         check_head(request.target, request.headers, request.http_1_1)
         request.keep_alive = parser.should_keep_alive() and not self._closing
         if parser.should_upgrade():

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 _SINGLE = (b"host", b"content-length", b"content-type", b"transfer-encoding")
-_ODD_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+_ABSOLUTE = re.compile(rb"(?i)https?://[^/?]*/?")
+_ODD_IN_TARGET = re.compile(rb"[\x00-\x20\x7f#]")  # a fragment is no part of a target: the next reader cuts it off
 _ODD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -25,7 +26,7 @@ class Request:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.method = ""
-        self.target = b""  # exactly as the client spelled it
+        self.target = b""  # as the client spelled it, without a scheme and a host
         self.headers: Headers = ()
         self.keep_alive = True
         self.http_1_1 = True
@@ -35,6 +36,11 @@ class Request:
         self._parts: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: str | None = None
+
+    def locate(self) -> None:
+        """Takes a proxy's form of the target for what it means here."""
+        if not self.target.startswith(b"/"):
+            self.target = _ABSOLUTE.sub(b"/", self.target, count=1)
 
     @property
     def path(self) -> str:
@@ -93,13 +99,17 @@ class Request:
 def check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
     """Raises `ValueError` for what one reader may take for this and another for that."""
     if _ODD_IN_TARGET.search(target):
-        raise ValueError("its target holds a control character")
+        raise ValueError("its target holds a control character or a fragment")
+    if not target.startswith((b"/", b"*")):
+        raise ValueError("its target is not a path")
     names = [name.lower() for name, _ in headers]
     for name in _SINGLE:
         if names.count(name) > 1:
             raise ValueError(f"the header {name.decode()} is there more than once")
     if http_1_1 and b"host" not in names:
         raise ValueError("the header host is missing")
+    if not http_1_1 and b"transfer-encoding" in names:
+        raise ValueError("HTTP/1.0 has no transfer-encoding")
     for name, value in headers:
         if _ODD_IN_VALUE.search(value):
             raise ValueError(f"the header {name.decode('latin-1')} holds a control character")

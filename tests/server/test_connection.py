@@ -226,13 +226,13 @@ async def test_a_broken_body_after_an_offer_is_broken():
     assert (wire.written, wire.closed) == (b"400 ", True)
 
 
-async def test_no_tunnel_is_made():
+@pytest.mark.parametrize("target", [b"x:1", b"/a"])
+async def test_no_tunnel_is_made(target: bytes):
     server = Server()
     wire = server.wire()
-    wire.feed(b"CONNECT x:1 HTTP/1.1\r\n" + HOST + b"\r\n" + get())
+    wire.feed(post(target, b"hello").replace(b"POST", b"CONNECT") + get())
     await settled()
-    assert (server.asked, wire.closed) == ([], True)
-    assert wire.written == b"[tunnels are not made here]"
+    assert (wire.written[:1], wire.closed, server.asked) == (b"[", True, [])
 
 
 # Bounds
@@ -329,3 +329,112 @@ async def test_chunks_of_one_byte_are_a_body_all_the_same():
         await asyncio.sleep(0)
     await settled()
     assert [len(body) for *_, body, _ in server.asked] == [200 * KB]
+
+
+# What one reader may take for this, and another for that
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        get(b"/v1/responses#x"),  # whoever reads this next sees /v1/responses
+        get(b"/a?b#c"),
+        get(b"http://y/a#x"),
+        get(b"x:1"),
+        get(b"ftp://x/a"),
+        get(b"/a\x7f"),
+        get(b"/\xff"),
+        get(headers=b"X-A: \x7f\r\n"),
+        get(headers=HOST),
+        get(headers=b"X A: 1\r\n"),
+        get(headers=b": 1\r\n"),
+        get(headers=b" X-A: 1\r\n"),
+        get(headers=b"Transfer-Encoding: \x0bchunked\r\n"),
+        get(headers=b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n"),
+        get(headers=b"Transfer-Encoding: chunked,\r\n"),
+        get(headers=b"Content-Length:\r\n"),
+        get(headers=b"Content-Length: 0x3\r\n"),
+        get(headers=b"Content-Length: 3 4\r\n"),
+        chunked(b"/a", b"x").replace(b"1.1", b"1.0"),
+        b"GET /a HTTP/1.2\r\n" + HOST + b"\r\n",
+        b"GET\t/a HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"\0" + get(),
+    ],
+)
+async def test_a_head_that_two_readers_read_in_two_ways_is_refused(request_: bytes):
+    server = Server()
+    wire = server.wire()
+    wire.feed(request_)
+    wire.feed(FORGED)
+    await settled()
+    assert (wire.written[:1], wire.written[-1:], wire.written.count(b"[")) == (b"[", b"]", 1)
+    assert (wire.closed, server.asked) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"5 \r\nhello\r\n0\r\n\r\n",
+        b"5\nhello\r\n0\r\n\r\n",
+        b"5;a\nb\r\nhello\r\n0\r\n\r\n",
+        b"5\r\nhelloX\r\n0\r\n\r\n",
+        b"5\r\nhello0\r\n\r\n",
+        b"0x5\r\nhello\r\n0\r\n\r\n",
+        b"10000000000000005\r\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nX A: 1\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nX-A: 1\n\r\n",
+    ],
+)
+async def test_so_are_chunks(chunks: bytes):
+    server = Server()
+    wire = server.wire()
+    wire.feed(chunked(b"/a")[:-5] + chunks)
+    wire.feed(FORGED)
+    await settled()
+    assert (wire.written, wire.closed, server.asked) == (b"400 ", True, [])
+
+
+@pytest.mark.parametrize(
+    ("spelled", "target"),
+    [
+        (b"http://x/a?b=1", b"/a?b=1"),
+        (b"HTTPS://u@x:1/a//b", b"/a//b"),
+        (b"http://x", b"/"),
+        (b"http://x?a", b"/?a"),
+        (b"/http://x/a", b"/http://x/a"),
+        (b"//x/a", b"//x/a"),
+        (b"*", b"*"),
+    ],
+)
+async def test_a_proxys_form_of_a_target_means_the_same(spelled: bytes, target: bytes):
+    server = Server()
+    server.wire().feed(get(spelled).replace(b"GET", b"OPTIONS"))
+    await settled()
+    assert [target for _, target, *_ in server.asked] == [target]
+
+
+async def test_blanks_around_a_value_are_no_part_of_it():
+    server = Server()
+    server.wire().feed(get(headers=b"X-A: \t a b \t \r\nX-B: \r\n"))
+    await settled()
+    assert server.asked[0][2] == ((b"Host", b"x"), (b"X-A", b"a b"), (b"X-B", b""))
+
+
+async def test_bytes_after_the_last_request_are_not_read():
+    server = Server()
+    wire = server.wire()
+    wire.feed(get(b"/a", b"Connection: close\r\n") + FORGED)
+    await settled()
+    assert (wire.written, wire.closed) == (b"/a ", True)
+
+
+async def test_what_cannot_be_read_is_said_after_the_answers_before_it():
+    server = Server()
+    wire = server.wire()
+    wire.feed(get(b"/a") + get(b"/b") + b"\0\0")
+    await settled()
+    assert wire.written == b"/a /b [Invalid method encountered]"
+    assert wire.closed
