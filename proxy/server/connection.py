@@ -60,6 +60,8 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._drained: asyncio.Future[None] | None = None
         self._answered = 0
+        self._flushing = False  # the task waits for the client to read the end of its answer
+        self._unsent = 0  # bytes, at the last look at the clock
         self._quiet_since = self._loop.time()
         self.writing_paused = False
         self.transport: asyncio.Transport | None = None
@@ -72,16 +74,11 @@ class Connection(asyncio.Protocol):
     async def drain(self) -> None:
         """Waits until the client has read enough for more to be written. Raises `ConnectionResetError` if it leaves."""
         while self.writing_paused:
-            if self.transport is None:
-                raise ConnectionResetError("the client has gone")
             if self._drained is None:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
-
-    def invite(self) -> None:
-        """Tells a client that asked first that it may send its body."""
-        if self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.transport is None:
+            raise ConnectionResetError("the client has gone")
 
     def close_soon(self) -> None:
         """Takes no more requests; what is being answered is answered."""
@@ -156,7 +153,7 @@ class Connection(asyncio.Protocol):
             raise ValueError(_TOO_MUCH_HEAD)
         self._extra = -self._read
         request.locate()
-        check_head(request.target, request.headers, request.http_1_1)
+        request.asks = check_head(request.target, request.headers, request.http_1_1)
         request.keep_alive = parser.should_keep_alive() and not self._closing
         if parser.should_upgrade():
             self._framing = framing(request)
@@ -214,14 +211,21 @@ class Connection(asyncio.Protocol):
         keep = False
         try:
             answer = await self._answer(request)
-            keep = answer.keep_alive
-            if keep and not request.complete:
-                keep = await self._rest_of(request)
+            if answer.keep_alive:
+                keep = request.complete or await self._rest_of(request)
+                if self.writing_paused:  # or a client that reads nothing could ask for ever more
+                    self._flushing = True
+                    await self.drain()
+        except ConnectionResetError:
+            pass  # the client left while it was answered: nobody's fault, nothing to say
         finally:
+            self._flushing = False
             self._task = None
             self._next(keep)
 
     async def _rest_of(self, request: Request) -> bool:
+        if request.asks:
+            return False
         try:
             async with asyncio.timeout(_LINGER_SECONDS):
                 await request.discard()
@@ -277,7 +281,9 @@ class Connection(asyncio.Protocol):
             return
         quiet = self._loop.time() - self._quiet_since
         patience = HEAD_SECONDS if self._heading or not self._answered else KEEP_ALIVE_SECONDS
-        if self._task is None and quiet >= patience:
+        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if unsent and unsent == self._unsent and (self._task is None or self._flushing):
+            self.transport.abort()  # what remains of an answer is not read
+        elif self._task is None and quiet >= patience:
             self.transport.close()
-            return
         self._watch = self._loop.call_later(HEAD_SECONDS, self._look_at_clock)

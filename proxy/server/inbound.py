@@ -33,8 +33,7 @@ async def _rest(request: Request, limit: int, seconds: float) -> bytes:
     length = http.read(request.headers).length
     if length is not None and int(length) > limit:
         raise too_large(limit)
-    if (http.get(request.headers, b"expect") or b"").lower() == b"100-continue":
-        request.connection.invite()
+    request.invite()
     try:
         async with asyncio.timeout(seconds):
             return await request.body(limit)

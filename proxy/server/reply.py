@@ -146,6 +146,8 @@ class Reply:
 
     def _put_head(self, status: int, reason: bytes, headers: http.Headers, body: bytes = b"") -> None:
         self.begun, self.code = True, status
+        if self._http.asks and not self._http.complete:
+            self._close = True  # who was not told to send the body may send it, or not
         if self._close:
             headers += ((b"Connection", b"close"),)
         self.sent += len(body)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from proxy import errors
-from proxy.protocol.headers import Headers
+from proxy.protocol.headers import Headers, get
 
 if TYPE_CHECKING:
     from proxy.server.connection import Connection
@@ -30,6 +30,7 @@ class Request:
         self.headers: Headers = ()
         self.keep_alive = True
         self.http_1_1 = True
+        self.asks = False  # the client waits for a word before it sends the body; it may never send it
         self.complete = False  # all of the body has come
         self.size = 0  # bytes of body that have come
         self.limit: int | None = None  # how many of them somebody wants; None: nobody has asked yet
@@ -66,6 +67,12 @@ class Request:
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def invite(self) -> None:
+        """Tells a client that asked first that it may send its body."""
+        asks, self.asks = self.asks, False
+        if asks and not self.size and self.connection.transport is not None:
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     async def discard(self) -> None:
         """Reads what is left of the body, and throws it away."""
         self.limit = 0
@@ -96,12 +103,12 @@ class Request:
 
 
 @lru_cache(maxsize=256)
-def check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
-    """Raises `ValueError` for what one reader may take for this and another for that."""
-    if _ODD_IN_TARGET.search(target):
-        raise ValueError("its target holds a control character or a fragment")
-    if not target.startswith((b"/", b"*")):
-        raise ValueError("its target is not a path")
+def check_head(target: bytes, headers: Headers, http_1_1: bool) -> bool:
+    """Whether the client asks before it sends its body.
+
+    Raises `ValueError` for what one reader may take for this and another for that.
+    """
+    _check_target(target)
     names = [name.lower() for name, _ in headers]
     for name in _SINGLE:
         if names.count(name) > 1:
@@ -113,6 +120,14 @@ def check_head(target: bytes, headers: Headers, http_1_1: bool) -> None:
     for name, value in headers:
         if _ODD_IN_VALUE.search(value):
             raise ValueError(f"the header {name.decode('latin-1')} holds a control character")
+    return http_1_1 and (get(headers, b"expect") or b"").lower() == b"100-continue"
+
+
+def _check_target(target: bytes) -> None:
+    if _ODD_IN_TARGET.search(target):
+        raise ValueError("its target holds a control character or a fragment")
+    if not target.startswith((b"/", b"*")):
+        raise ValueError("its target is not a path")
 
 
 def framing(request: Request) -> Headers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -438,3 +440,400 @@ async def test_what_cannot_be_read_is_said_after_the_answers_before_it():
     await settled()
     assert wire.written == b"/a /b [Invalid method encountered]"
     assert wire.closed
+
+
+# Bodies
+
+
+async def test_who_asks_first_is_told_once_and_only_where_the_body_is_wanted():
+    head = post(b"/a", b"hello", b"Expect: 100-Continue\r\n")[:-5]
+    server = Server()
+    wire = server.wire()
+    wire.feed(head)
+    await settled()
+    assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.feed(b"he")
+    await settled()
+    wire.feed(b"llo")
+    await settled()
+    assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n/a "
+    assert not wire.closed
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        post(b"/a", b"hello", b"Expect: 100-continue\r\n").replace(b"1.1", b"1.0"),
+        post(b"/a", b"hello", b"Expect: something\r\n"),
+        post(b"/a", b"hello", b"Expect: 100-continue\r\n"),
+    ],
+)
+async def test_who_speaks_http_1_0_or_has_begun_is_not_told(request_: bytes):
+    server = Server()
+    wire = server.wire()
+    wire.feed(request_[:-2])
+    wire.feed(request_[-2:])
+    await settled()
+    assert wire.written == b"/a "
+
+
+async def test_who_asked_and_was_not_told_may_send_its_body_or_not_so_nothing_may_follow():
+    server = Server(limit=4)
+    wire = server.wire()
+    wire.feed(post(b"/a", b"hello", b"Expect: 100-continue\r\n")[:-5])
+    await settled()
+    assert (wire.written, wire.closed) == (b"413 ", True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("make", [post, chunked])
+async def test_a_body_over_the_limit_is_refused_and_its_rest_thrown_away(make: Any, whole: bool):
+    request = make(b"/a", b"x" * 3 * KB)
+    server = Server(limit=2 * KB)
+    wire = server.wire()
+    wire.feed(request if whole else request[: -KB // 2])
+    await settled()
+    assert wire.written == b"413 "
+    wire.feed(b"" if whole else request[-KB // 2 :])
+    wire.feed(get(b"/b"))
+    await settled()
+    assert wire.written == b"413 /b "
+
+
+async def test_a_body_at_the_limit_is_none_over_it():
+    server = Server(limit=2 * KB)
+    wire = server.wire()
+    for request in (post(b"/a", b"x" * 2 * KB), chunked(b"/b", b"x" * KB, b"x" * KB)):
+        wire.feed(request[:-9])
+        await settled()
+        wire.feed(request[-9:])
+        await settled()
+    assert wire.written == b"/a /b "
+
+
+async def test_a_body_that_nobody_asks_for_waits_in_the_socket():
+    gate = asyncio.Event()
+    server = Server()
+
+    async def late(request: Request) -> Done:
+        await gate.wait()
+        write(request, b"%d " % len(await request.body(2048 * KB)))
+        return Done()
+
+    server.answer = late
+    wire = server.wire()
+    request = post(b"/a", b"x" * 1024 * KB)
+    for at in range(0, len(request), 64 * KB):
+        wire.feed(request[at : at + 64 * KB])
+        await asyncio.sleep(0)
+    assert wire.paused
+    assert server.requests[0].size < 400 * KB
+    gate.set()
+    await settled()
+    assert wire.written == b"%d " % (1024 * KB)
+    assert not wire.paused
+
+
+async def refuse(request: Request) -> Done:
+    write(request, b"404 ")
+    return Done()
+
+
+async def test_a_body_that_is_not_wanted_is_thrown_away_and_the_next_request_answered():
+    server = Server(refuse)
+    wire = server.wire()
+    request = post(b"/a", b"x" * 1024 * KB)
+    for at in range(0, len(request), 64 * KB):
+        wire.feed(request[at : at + 64 * KB])
+        await settled()
+    assert server.requests[0]._parts == []
+    wire.feed(get())
+    await settled()
+    assert wire.written == b"404 404 "
+
+
+async def test_one_that_never_ends_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("proxy.server.connection._LINGER_SECONDS", 0.02)
+    server = Server(refuse)
+    wire = server.wire()
+    wire.feed(chunked(b"/a", b"x")[:-5])
+    while not wire.closed:
+        wire.feed(b"1\r\nx\r\n" * 100)
+        await asyncio.sleep(0.001)
+    assert wire.written == b"404 "
+    await settled()
+    assert not server.open
+
+
+async def test_a_body_that_breaks_off_ends_the_connection_after_its_answer():
+    server = Server(refuse)
+    wire = server.wire()
+    wire.feed(chunked(b"/a", b"x")[:-5] + b"ZZ\r\n" + FORGED)
+    await settled()
+    assert (wire.written, wire.closed) == (b"404 ", True)
+
+
+# Clients that go, and ends
+
+
+@dataclass
+class Held:
+    """A handler that is held until the script lets it go, and that counts how often it was cancelled."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+    body: bool = False
+
+    async def __call__(self, request: Request) -> Done:
+        try:
+            if self.body:
+                await request.body(KB)
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        write(request, b"done ")
+        return Done(request.keep_alive)
+
+
+@pytest.mark.parametrize("body", [True, False])
+async def test_a_client_that_goes_ends_its_task_once(body: bool):
+    held = Held(body=body)
+    server = Server(held)
+    wire = server.wire()
+    wire.feed(post(b"/a", b"hello")[: -1 if body else None] + (b"" if body else get(b"/b")))
+    await settled()
+    connection = wire.protocol
+    task = connection.task
+    assert task is not None
+    wire.lose()
+    await settled()
+    assert (held.cancelled, task.cancelled(), task.cancelling()) == (1, True, 1)
+    assert (connection.task, connection.transport, server.open) == (None, None, set())
+    assert len(server.requests) == 1, "the second is not begun"
+    assert connection._watch.cancelled()
+
+
+async def test_a_client_that_goes_before_its_task_has_begun():
+    server = Server()
+    wire = server.wire()
+    wire.feed(get())
+    wire.protocol.connection_lost(None)
+    wire.lost = wire.closed = True
+    await settled()
+    assert (wire.written, server.requests, server.open) == (b"", [], set())
+
+
+async def test_a_connection_that_is_gone_is_not_kept():
+    server = Server()
+    wire = server.wire()
+    wire.feed(post(b"/a", b"hello") + post(b"/b", b"hello")[:-2])
+    await settled()
+    wire.lose()
+    await settled()
+    seen = weakref.ref(wire.protocol)
+    server.requests.clear()
+    del wire
+    gc.collect()
+    assert seen() is None
+
+
+async def test_an_error_because_the_client_has_gone_is_nobodys(caplog: pytest.LogCaptureFixture):
+    async def gone(request: Request) -> Done:
+        raise ConnectionResetError("the client has gone")
+
+    server = Server(gone)
+    wire = server.wire()
+    wire.feed(get())
+    await settled()
+    assert wire.closed
+    gc.collect()
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_who_does_not_want_to_keep_the_connection_gets_its_end(version: bytes):
+    server = Server()
+    wire = server.wire()
+    wire.feed(b"GET /a HTTP/%b\r\n%bConnection: close\r\n\r\n" % (version, HOST))
+    await settled()
+    assert (wire.written, wire.closed, server.asked[0][-1]) == (b"/a ", True, False)
+
+
+async def test_close_soon_closes_what_is_idle_or_has_half_a_head():
+    for sent in (b"", b"GET /a HT", get(), get() + b"GET /b HT"):
+        server = Server()
+        wire = server.wire()
+        wire.feed(sent)
+        await settled()
+        wire.protocol.close_soon()
+        assert wire.closed
+        await settled()
+        assert not server.open
+
+
+async def test_close_soon_lets_a_body_come_and_an_answer_go():
+    server = Server()
+    wire = server.wire()
+    wire.feed(post(b"/a", b"hello")[:-2])
+    await settled()
+    wire.protocol.close_soon()
+    wire.feed(b"lo" + get(b"/b"))
+    await settled()
+    assert (wire.written, wire.closed) == (b"/a ", True)
+
+
+async def test_after_close_soon_a_queued_request_is_not_begun():
+    held = Held()
+    server = Server(held)
+    wire = server.wire()
+    wire.feed(get(b"/a") + get(b"/b"))
+    await settled()
+    wire.protocol.close_soon()
+    held.gate.set()
+    await settled()
+    assert (wire.written, wire.closed, len(server.requests)) == (b"done ", True, 1)
+
+
+# Backpressure
+
+
+async def test_several_wait_until_the_client_reads():
+    server = Server()
+    wire = server.wire()
+    connection = wire.protocol
+    connection.pause_writing()
+    waiting = [asyncio.ensure_future(connection.drain()) for _ in range(3)]
+    await settled()
+    waiting.pop().cancel()
+    await settled()
+    assert not any(each.done() for each in waiting)
+    connection.resume_writing()
+    await asyncio.gather(*waiting)
+    await connection.drain()
+
+
+async def test_all_who_wait_are_told_that_it_has_gone():
+    server = Server()
+    wire = server.wire()
+    wire.protocol.pause_writing()
+    waiting = [asyncio.ensure_future(wire.protocol.drain()) for _ in range(2)]
+    await settled()
+    wire.lose()
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in told] == [ConnectionResetError] * 2
+
+
+async def test_a_client_that_reads_no_answer_gets_no_second_one():
+    async def large(request: Request) -> Done:
+        write(request, b"x")
+        request.connection.pause_writing()
+        return Done()
+
+    server = Server(large)
+    wire = server.wire()
+    wire.feed(get() * 10)
+    await settled()
+    assert wire.written == b"x"
+    wire.protocol.resume_writing()
+    await settled()
+    assert wire.written == b"xx"
+    wire.lose()
+    await settled()
+    assert (len(server.requests), server.open) == (2, set())
+
+
+async def test_ten_thousand_requests_at_once_are_taken_a_few_at_a_time():
+    held = Held()
+    server = Server(held)
+    wire = server.wire()
+    for _ in range(100):
+        wire.feed(get() * 100)
+    await settled()
+    assert wire.paused
+    assert len(wire.protocol._requests) <= 100
+    held.gate.set()
+    await until(lambda: len(wire.written) == 10_000 * len(b"done "))
+    assert not wire.paused
+
+
+# The clock
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.server.connection.HEAD_SECONDS", 0.02)
+    monkeypatch.setattr("proxy.server.connection.KEEP_ALIVE_SECONDS", 0.2)
+
+
+async def closed(wire: Wire) -> float:
+    """After how many seconds it is."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not wire.closed:
+        await asyncio.sleep(0.002)
+        assert loop.time() - began < 5
+    return loop.time() - began
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /a HT", get() + b"GET /b HT"])
+async def test_a_head_that_never_ends_ends_the_connection(hurry: None, sent: bytes):
+    wire = Server().wire()
+    wire.feed(sent)
+    assert await closed(wire) < 0.15
+
+
+async def test_a_connection_that_is_not_used_any_more_is_closed_late(hurry: None):
+    wire = Server().wire()
+    wire.feed(get())
+    assert await closed(wire) >= 0.2
+
+
+async def test_a_head_may_begin_after_a_long_silence(monkeypatch: pytest.MonkeyPatch):
+    server = Server()
+    wire = server.wire()
+    wire.feed(get(b"/a"))
+    await settled()
+    wire.protocol._quiet_since -= 1800  # it was idle for half an hour
+    wire.feed(get(b"/b")[:9])
+    wire.protocol._look_at_clock()
+    wire.feed(get(b"/b")[9:])
+    await settled()
+    assert wire.written == b"/a /b "
+    wire.lose()
+
+
+@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"])
+async def test_a_client_that_does_not_take_the_end_of_an_answer_is_cut_off(hurry: None, headers: bytes):
+    async def large(request: Request) -> Done:
+        write(request, b"x")
+        wire.unsent = 100
+        request.connection.pause_writing()
+        return Done(request.keep_alive)
+
+    server = Server(large)
+    wire = server.wire()
+    wire.feed(get(headers=headers))
+    await settled()
+    assert not wire.aborted
+    for _ in range(500):
+        await asyncio.sleep(0.002)
+        if wire.aborted:
+            break
+    await settled()
+    assert not server.open
+
+
+async def test_one_that_takes_it_slowly_is_not(hurry: None):
+    server = Server()
+    wire = server.wire()
+    wire.feed(get(headers=b"Connection: close\r\n"))
+    wire.unsent = 1000
+    await settled()
+    for _ in range(50):
+        wire.unsent -= 1
+        await asyncio.sleep(0.002)
+    assert not wire.aborted
+    wire.lose()
+    await settled()
+    assert not server.open
