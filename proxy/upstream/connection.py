@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
     def _look_at_clock(self) -> None:
         self._alarm = None
         patience, now = self._patience, self._loop.time()
-        if patience is None or self.complete:
+        if patience is None:
             return  # nothing is awaited; the next request winds it up again
         if self._waiter is None:
             # A client that does not read keeps us from reading; that is not the backend's silence.
