@@ -107,7 +107,8 @@ class Pool:
         except BaseException as error:
             if given.done() and not given.cancelled():
                 self._give_back()
-            given.cancel()
+            elif given in self._waiting:
+                self._waiting.remove(given)
             if not isinstance(error, TimeoutError):
                 raise
             raise errors.Overloaded(

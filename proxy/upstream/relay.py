@@ -35,6 +35,13 @@ class Relay:
     async def run(self, connection: Connection) -> None:
         """Relays the whole stream. Raises `StreamCut` where it ends without a terminal event."""
         try:
+            await self._run(connection)
+        finally:
+            if self._waiting is not None:  # its task was interrupted before it could go on from there
+                self._waiting.close()
+
+    async def _run(self, connection: Connection) -> None:
+        try:
             while await connection.pump(self._take):
                 await self._catch_up()
             self._parts = iter(self._decoder.end())
@@ -92,6 +99,10 @@ class _Rest:
     def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
+
+    def close(self) -> None:
+        """Ends it where it stopped."""
+        self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
         waits_for = self._waits_for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -142,6 +143,130 @@ async def test_who_waits_gets_the_connection_that_is_given_back(servers: list[st
     one.release(endpoint, connection)
     assert (await waiting)[0] == servers[0]
     one.close()
+
+
+# Places
+
+
+class Kept(Connection):
+    """A connection that is always as good as new."""
+
+    reusable = True
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+
+    def fresh(self, seconds: float) -> bool:
+        return True
+
+
+def places(count: int, *, wait: float = 10) -> Pool:
+    """A pool with that many places, and a connection at hand for each."""
+    one = pool("http://127.0.0.1:9", limit=count, wait=wait)
+    one.endpoints[0].idle.extend(Kept() for _ in range(count))
+    return one
+
+
+async def steps() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_places_are_given_in_the_order_of_asking():
+    one = places(2)
+    held = [await one.acquire(), one.at_hand()]
+    assert one.at_hand() is None
+    order: list[int] = []
+
+    async def ask(number: int) -> None:
+        got = await one.acquire()
+        order.append(number)
+        await asyncio.sleep(0)
+        one.release(*got)
+
+    asking = [asyncio.ensure_future(ask(number)) for number in range(5)]
+    await steps()
+    for each in held:
+        one.release(*each)
+        assert one.at_hand() is None, "nobody goes past those who wait"
+    await asyncio.gather(*asking)
+    assert order == [0, 1, 2, 3, 4]
+    assert one.open == 0
+    assert one.at_hand() is not None
+
+
+async def test_a_place_that_is_given_to_one_who_has_just_gone_is_the_next_ones():
+    for before in (True, False):
+        one = places(1)
+        held = await one.acquire()
+        first, second = (asyncio.ensure_future(one.acquire()) for _ in range(2))
+        await steps()
+        if before:
+            first.cancel()
+            one.release(*held)
+        else:
+            one.release(*held)
+            first.cancel()
+        got = await asyncio.wait_for(second, 5)
+        assert first.cancelled()
+        assert one.open == 1
+        one.release(*got)
+        assert one.open == 0
+
+
+async def test_a_place_that_comes_as_the_time_is_up_is_not_lost():
+    one = places(1, wait=0.01)
+    for late in range(20):
+        held = await one.acquire()
+        waiting = asyncio.ensure_future(one.acquire())
+        await steps()
+        asyncio.get_running_loop().call_later(0.008 + late * 0.0003, one.release, *held)
+        try:
+            one.release(*await waiting)
+        except errors.Overloaded:
+            await asyncio.sleep(0.01)
+        assert one.open == 0
+
+
+async def test_who_gave_up_waiting_leaves_nothing_behind():
+    one = places(1, wait=0.01)
+    held = await one.acquire()
+    told = await asyncio.gather(*(one.acquire() for _ in range(50)), return_exceptions=True)
+    assert {type(each) for each in told} == {errors.Overloaded}
+    assert not one._waiting
+    one.release(*held)
+    assert one.open == 0
+
+
+async def test_a_crowd_that_comes_and_goes_leaves_every_place_free():
+    one = places(3, wait=0.004)
+    rng = random.Random(7)
+
+    async def use() -> None:
+        got = one.at_hand() or await one.acquire()
+        try:
+            assert one.open <= 3
+            await asyncio.sleep(rng.random() * 0.003)
+        finally:
+            one.release(*got)
+
+    crowd = []
+    for _ in range(300):
+        crowd.append(asyncio.ensure_future(use()))
+        if rng.random() < 0.3:
+            rng.choice(crowd).cancel()
+        if rng.random() < 0.3:
+            await asyncio.sleep(0)
+    ends = await asyncio.gather(*crowd, return_exceptions=True)
+    assert {type(each) for each in ends} <= {type(None), asyncio.CancelledError, errors.Overloaded}
+    assert (one.open, len(one._waiting), len(one.endpoints[0].idle)) == (0, 0, 3)
+
+
+async def test_what_cannot_be_reached_gives_its_place_to_the_next_one():
+    nobody = pool(f"http://127.0.0.1:{free_port()}", limit=1, wait=10)
+    told = await asyncio.gather(*(nobody.acquire() for _ in range(20)), return_exceptions=True)
+    assert {type(each) for each in told} == {errors.UpstreamUnreachable}
+    assert nobody.open == 0
 
 
 @pytest.mark.parametrize(
