@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -78,10 +79,11 @@ class AccessLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        waiting, self._waiting = self._waiting, []
         stream = self._stream or sys.stderr
-        stream.write("".join([self._line(access) for access in self._waiting]))
-        self._waiting.clear()
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody takes it: no reason to keep it, and nowhere to say so
+            stream.write("".join([self._line(access) for access in waiting]))
+            stream.flush()
 
 
 def _text_line(access: Access) -> str:
