@@ -71,6 +71,11 @@ class Connection(asyncio.Protocol):
         """Who answers a request at the moment."""
         return self._task
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and not taken yet."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
     async def drain(self) -> None:
         """Waits until the client has read enough for more to be written. Raises `ConnectionResetError` if it leaves."""
         while self.writing_paused:

@@ -94,7 +94,7 @@ class Reply:
         if self._events:
             OPEN_STREAMS.dec()
         transport = self._client.transport
-        if self._chunked_out and transport is not None:
+        if self._chunked_out and transport is not None and not transport.is_closing():
             transport.write(b"0\r\n" + http.block(self._trailers) + b"\r\n")
 
     def abort(self) -> None:

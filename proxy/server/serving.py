@@ -9,6 +9,7 @@ from collections.abc import Callable
 from proxy.server.connection import Connection, Handler
 
 _BACKLOG = 1024
+_FLUSH_SECONDS = 0.02  # between two looks at what is not sent yet
 
 
 class Server:
@@ -47,6 +48,10 @@ class Server:
                 each.transport.abort()
 
     async def _quiet(self, patience: float) -> None:
+        """Waits for the tasks to end, and for the clients to take what was written."""
+        until = asyncio.get_running_loop().time() + patience
         tasks = [task for task in (each.task for each in self._open) if task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=patience)
+        while any(each.unsent for each in self._open) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_FLUSH_SECONDS)
