@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.protocol.events import Event, encode
+from proxy.protocol.events import Event, encode, with_data
 from proxy.protocol.sse import event
 
 
@@ -63,3 +63,36 @@ def test_an_encoded_event_reads_as_it_was_meant():
     made = encode("response.failed", b'{"a":1}')
     assert made.raw == b'event: response.failed\ndata: {"a":1}\n\n'
     assert event(made.raw) == made == Event(made.raw, "response.failed")
+
+
+def test_an_outline_is_found_whatever_else_an_event_holds():
+    event_ = encode(
+        "response.output_item.done",
+        b'{"x":[{"item":1}],"item": { "id" : "a" } ,"output_index":2,"y":{"response":5},"response":null,'
+        b'"item_id":"b","sequence_number":7,"error":{"code":1}}',
+    )
+    assert (event_.item, event_.response) == (b'{ "id" : "a" }', b"null")
+    assert (event_.output_index, event_.sequence_number) == (2, 7)
+
+
+def test_the_last_of_two_members_counts_as_it_does_for_everybody():
+    event_ = encode("x", b'{"item":1,"sequence_number":1,"item":2,"sequence_number":2}')
+    assert (event_.item, event_.sequence_number) == (b"2", 2)
+    assert event_.fields["item"] == b"2"
+
+
+def test_a_member_may_be_spelled_with_escapes():
+    event_ = encode("x", b'{"\\u0069tem":1,"sequence\\u005fnumber":2}')
+    assert (event_.item, event_.sequence_number) == (b"1", 2)
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"5", b"null", b"", b'{"item":1', b'{"item":1}}', b'{"item":}'])
+def test_what_is_no_object_has_no_outline(data: bytes):
+    event_ = encode("x", data)
+    assert (event_.item, event_.response, event_.sequence_number, event_.output_index) == (b"", b"", None, None)
+
+
+def test_data_that_is_known_is_the_data_that_would_be_found():
+    raw = b'event: x\ndata: {"item":1}\n\n'
+    assert with_data(raw, "x", b'{"item":1}').data == Event(raw, "x").data
+    assert with_data(raw, "x", b'{"item":1}') == event(raw)

@@ -55,3 +55,24 @@ def test_json_has_kinds():
     assert http.is_json(b"application/problem+json")
     assert not http.is_json(b"text/json")
     assert not http.is_json(b"")
+
+
+def test_what_headers_say_is_read_once_for_all_messages_that_bear_the_same():
+    headers: http.Headers = (
+        (b"Content-Length", b"5"),
+        (b"content-length", b"6"),
+        (b"Content-Encoding", b" GZip "),
+        (b"Content-Type", b"Text/Event-Stream;x=y"),
+        (b"Connection", b"x-a"),
+        (b"X-A", b"1"),
+    )
+    said = http.read(headers)
+    assert (said.media_type, said.encoding, said.length) == (b"text/event-stream", b"gzip", b"5")
+    assert said.end_to_end == headers[:4]
+    assert http.read(tuple((bytes(bytearray(n)), v) for n, v in headers)) is said
+
+
+def test_headers_that_differ_in_one_byte_are_read_for_themselves():
+    plain, spelled = (http.read(((name, b"text/plain"),)) for name in (b"Content-Type", b"content-type"))
+    assert plain.end_to_end != spelled.end_to_end
+    assert http.read(()) == ((), b"", None, None)

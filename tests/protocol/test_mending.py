@@ -241,3 +241,30 @@ def test_an_object_without_any_case_is_the_same_object(members: dict[str, Any]):
     body = json.dumps(members).encode()
     for mend in (mending.identified, mending.incomplete_response, mending.context_length):
         assert mend(body) is body
+
+
+@pytest.mark.parametrize(
+    ("status", "acts"),
+    [
+        (b'"incomplete"', True),
+        (b'"completed","x":"incomplete"', False),
+        (b'"completed","x":{"status":"incomplete"}', False),
+        (b'{"status":"incomplete"}', False),
+        (b'"completed","status":"incomplete"', True),
+    ],
+)
+def test_only_the_responses_own_status_makes_it_incomplete(status: bytes, acts: bool):
+    body = b'{"status":%b,"output":[{"id":"a","status":"completed"}]}' % status
+    assert (mending.incomplete_response(body) is not body) is acts
+
+
+@pytest.mark.parametrize(
+    ("id_", "acts"), [(b'"a"', False), (b'""', True), (b"null", True), (b"7", True), (b"{}", True)]
+)
+def test_an_id_is_a_text_that_says_something(id_: bytes, acts: bool):
+    body = b'{"id":"resp_1","output":[{"x":{"id":"b"},"type":"message","id":%b}]}' % id_
+    mended = mending.identified(body)
+    assert (mended is not body) is acts
+    item = read(mended)["output"][0]
+    assert item["id"] == (stable_id("msg_", "resp_1", 0) if acts else "a")
+    assert item["x"] == {"id": "b"}

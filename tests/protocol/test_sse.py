@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocol.events import Event, Frames
-from proxy.protocol.sse import Decoder, FrameTooLarge, event, frames, split
+from proxy.protocol.sse import Decoder, FrameTooLarge, event, frames, split, usual_run
 
 ENDS = [b"\n", b"\r\n", b"\r"]
 
@@ -178,3 +178,36 @@ def test_the_last_event_line_of_a_frame_counts_as_it_does_for_clients(end: bytes
     for odd in (twice, late):
         found = split((delta + odd + delta).replace(b"\n", end))
         assert [part.name for part in found if isinstance(part, Event)].count("response.completed") == 1
+
+
+def test_a_run_that_is_found_in_one_search_is_the_one_that_frame_by_frame_would_be_found():
+    one = b"event: response.output_text.delta\n"
+    other = b"event: response.reasoning_text.delta\n"
+    frames_ = [one + b"data: 1\n\n", other + b"data: 2\n\n", one + b"data: \n\n", one + b"data: a\rb\n\n"]
+    frames_ += [one + b"data: 1\ndata: 2\n\n", one + b"id: 1\ndata: 1\n\n", one + b"\n", one + b"event: x\ndata: 1\n\n"]
+    for chosen in product(frames_, repeat=3):
+        stream = b"".join(chosen)
+        decoder = Decoder()
+        decoder.feed(frames_[0])  # from now on it knows what is usual
+        assert flat(decoder.feed(stream)) == flat(split(stream)) == flat(frames(stream))
+        for part in split(stream):
+            if isinstance(part, Frames):
+                assert all(each.type.endswith(".delta") for each in frames(part.raw))
+
+
+def test_what_is_usual_follows_the_stream():
+    decoder = Decoder()
+    text, more = (frame(b"event: response.%b.delta" % name, b"data: {}") for name in (b"a", b"b"))
+    for piece in (text, text * 2, more, more * 2, text + more, frame(b"event: response.completed", b"data: {}")):
+        parts = decoder.feed(piece)
+        assert b"".join(part.raw for part in parts) == piece
+        assert isinstance(parts[0], Event) is (b"completed" in piece)
+    assert decoder.feed(text[:-1]) == []
+    assert decoder.feed(text[-1:] + text) == [Frames(text + text)]
+
+
+def test_a_pattern_of_a_run_takes_a_line_for_what_it_says():
+    run = usual_run(b"event: response.a.delta\n")
+    assert run.fullmatch(b"event: response.a.delta\ndata: 1\n\n" * 3)
+    assert not run.fullmatch(b"event: response_a.delta\ndata: 1\n\n")
+    assert not run.fullmatch(b"event: response.a.delta\ndata: 1\n\n\n")
