@@ -53,5 +53,5 @@ class Server:
         tasks = [task for task in (each.task for each in self._open) if task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=patience)
-        while any(each.unsent for each in self._open) and asyncio.get_running_loop().time() < until:
+        while any(each.unsent for each in self._open) and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_FLUSH_SECONDS)
