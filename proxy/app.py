@@ -31,7 +31,7 @@ from proxy.services import Services
 from proxy.store import Store
 from proxy.store.options import StoreOptions
 from proxy.store.schema import check_scheme
-from proxy.telemetry import AccessLog
+from proxy.telemetry import AccessLog, settle
 from proxy.upstream.client import Client, Limits
 from proxy.upstream.connection import Patience
 from proxy.upstream.pool import Endpoint, Pool
@@ -39,6 +39,7 @@ from proxy.upstream.pool import Endpoint, Pool
 log = logging.getLogger("rejoinder")
 
 _COLLECT_AFTER = 20_000  # objects made and not freed again; Python's own 700 costs a fifth of a busy worker's time
+_SETTLE_SECONDS = 0.5
 _GRACE = 30.0  # seconds for requests in flight when the process is asked to stop
 
 
@@ -172,6 +173,7 @@ class App:
     async def running(self) -> AsyncIterator[None]:
         """Open store, listening sockets and periodic work, for the duration."""
         async with AsyncExitStack() as stack:
+            stack.callback(settle)
             if self._access_log is not None:
                 stack.callback(self._access_log.flush)
             await self.store.open()
@@ -225,7 +227,7 @@ class App:
         stack.push_async_callback(server.close, _GRACE)
 
     def _periodic(self) -> list[Coroutine[Any, Any, None]]:
-        work = [self.cancel.watch(), self._sweep()]
+        work = [self.cancel.watch(), self._sweep(), _settle()]
         for name, backend in self._blue.gateway.backends.items():
             # A vLLM of our own takes minutes to start: it is not ready until it says so.
             check = backend.health_check or (configuration.HealthCheck(interval_seconds=2) if backend.vllm else None)
@@ -267,6 +269,13 @@ def _tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
+
+
+async def _settle() -> None:
+    """Whichever worker is asked for metrics, the others' count is no older than this."""
+    while True:
+        await asyncio.sleep(_SETTLE_SECONDS)
+        settle()
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from proxy.errors import ConfigError
-from proxy.protocol.events import Message
+from proxy.protocol.events import Frames, Message
 from proxy.protocol.turn import Turn
 
 Send = Callable[[Message], Coroutine[Any, Any, None]]
+# Sends on a run of deltas at once; what it gives is to be awaited, None when nothing is.
+Deltas = Callable[[bytes], Coroutine[Any, Any, None] | None]
 Next = Callable[[Turn, Send], Coroutine[Any, Any, None]]
 
 
@@ -24,6 +26,12 @@ class Filter(Protocol):
 
     async def __call__(self, turn: Turn, send: Send, call_next: Next) -> None:
         """Handles the turn, calling `call_next` for the rest of the chain."""
+
+
+def deltas_of(send: Send) -> Deltas:
+    """How a `send` takes runs of deltas: by its own `deltas`, which makes no coroutine for them, or as any message."""
+    own: Deltas | None = getattr(send, "deltas", None)
+    return own or (lambda raw: send(Frames(raw)))
 
 
 def compose(filters: Sequence[Filter], end: Next) -> Next:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.chain import Filter, compose
+from proxy.chain import Filter, compose, deltas_of
 from proxy.errors import ProxyError
 from proxy.protocol.events import Answer, Event, Frames, Head, Message, encode
 from proxy.protocol.headers import Headers
@@ -46,6 +46,10 @@ class Played:
             if isinstance(step, asyncio.Event):
                 self.waiting.set()
                 await step.wait()
+            elif isinstance(step, Frames):  # as the relay sends them
+                rest = deltas_of(send)(step.raw)
+                if rest is not None:
+                    await rest
             else:
                 await send(step)
 

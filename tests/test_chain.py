@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.chain import Next, Send, check_order, compose
+from proxy.chain import Next, Send, check_order, compose, deltas_of
 from proxy.errors import ConfigError
-from proxy.protocol.events import Chunk, Message
+from proxy.protocol.events import Chunk, Frames, Message
 from proxy.protocol.turn import Turn
 from tests.playbook import play, post
 
@@ -30,6 +30,39 @@ class Marking:
             await call_next(turn, mark)
         finally:
             self.trail.append(f"{self.name} out")
+
+
+class Counting:
+    """A `send` that takes deltas without a coroutine."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message | bytes] = []
+
+    def deltas(self, raw: bytes) -> None:
+        self.heard.append(raw)
+
+    async def __call__(self, message: Message) -> None:
+        self.heard.append(message)
+
+
+async def test_a_send_may_take_deltas_by_a_way_of_their_own():
+    send = Counting()
+    assert deltas_of(send)(b"a") is None
+    await send(Chunk(b"x"))
+    assert send.heard == [b"a", Chunk(b"x")]
+
+
+async def test_another_send_gets_deltas_as_any_message():
+    heard: list[Message] = []
+
+    async def send(message: Message) -> None:
+        heard.append(message)
+
+    rest = deltas_of(send)(b"a")
+    assert rest is not None
+    assert heard == []
+    await rest
+    assert heard == [Frames(b"a")]
 
 
 async def test_the_first_filter_is_the_outermost():

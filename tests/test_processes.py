@@ -102,7 +102,7 @@ def test_both_workers_answer_share_the_state_and_are_counted_together(gateway: R
             else create(gateway)["id"]
         )
         asked += 1
-    assert sum(answered_by(pid, tmp_path) for pid in pids) == asked
+    until(lambda: sum(answered_by(pid, tmp_path) for pid in pids) == asked, "turns are not counted")
     for _ in range(10):  # whichever worker is asked
         assert metric(gateway, "rejoinder_requests_total", kind="turn", status="200") == asked
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from proxy import errors
-from proxy.chain import Next, Send
+from proxy.chain import Next, Send, deltas_of
 from proxy.config import Model
 from proxy.protocol import headers as http
 from proxy.protocol import items, jsonbytes
@@ -71,13 +71,13 @@ class Rehydrate:
         if conversation is not None:
             named = {"conversation": jsonbytes.encode({"id": conversation})}
             async with self._conversation(turn, draft, conversation):
-                await call_next(await self._continue(turn, draft), _restoring(send, named))
+                await call_next(await self._continue(turn, draft), _Restoring(send, named))
             return
         previous = _previous(turn.body)
         if previous is not None:
             draft.history = await self._previous(turn, previous)
             named = {"previous_response_id": turn.body.fields["previous_response_id"]}
-            await call_next(await self._continue(turn, draft), _restoring(send, named))
+            await call_next(await self._continue(turn, draft), _Restoring(send, named))
             return
         if turn.body.fields.get("input", b"").startswith(b"["):
             turn = await self._without_selector(turn, draft)
@@ -206,20 +206,23 @@ def _conversation(body: Body) -> str | None:
     return text
 
 
-def _restoring(send: Send, named: jsonbytes.Fields) -> Send:
+class _Restoring:
     """A `send` that puts what the turn named back into every response object that passes."""
 
-    async def restore(message: Message) -> None:
+    def __init__(self, send: Send, named: jsonbytes.Fields) -> None:
+        self._send = send
+        self._named = named
+        self.deltas = deltas_of(send)  # which hold no response
+
+    async def __call__(self, message: Message) -> None:
         match message:
             case Event() if message.type in LIFECYCLE and message.response:
-                response = jsonbytes.with_members(message.response, named)
+                response = jsonbytes.with_members(message.response, self._named)
                 message = encode(message.type, jsonbytes.join_object({**message.fields, "response": response}))
             case Answer() if _restorable(message):
-                body = jsonbytes.with_members(message.body, named)
+                body = jsonbytes.with_members(message.body, self._named)
                 message = Answer(message.status, message.reason, message.headers, body)
-        await send(message)
-
-    return restore
+        await self._send(message)
 
 
 def _restorable(answer: Answer) -> bool:

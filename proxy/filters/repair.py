@@ -6,10 +6,13 @@ answer.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from pydantic import Field
 
 from proxy import errors
-from proxy.chain import Next, Send
+from proxy.chain import Next, Send, deltas_of
 from proxy.config import Model
 from proxy.protocol import jsonbytes, mending
 from proxy.protocol.events import Answer, Event, Frames, Message
@@ -71,12 +74,13 @@ class _Mender:
     def __init__(self, config: Config, send: Send) -> None:
         self._config = config
         self._send = send
+        self._deltas = deltas_of(send)
         self._round = Round()
         self._ids = mending.ItemIds()
 
     async def run(self, turn: Turn, call_next: Next) -> None:
         try:
-            await call_next(turn, self._receive)
+            await call_next(turn, self)
         except errors.UpstreamError as error:
             await self._end(error)
 
@@ -91,17 +95,25 @@ class _Mender:
         REPAIRS.labels("missing_terminal").inc()
         await self._send(event)
 
-    async def _receive(self, message: Message) -> None:
+    def deltas(self, raw: bytes) -> Coroutine[Any, Any, None] | None:
+        """The `send` of deltas."""
+        if self._round.terminal is not None:
+            return None
+        if self._ids.missing:
+            return self._identified(Frames(raw))
+        self._round.deltas(raw)
+        return self._deltas(raw)
+
+    async def _identified(self, run: Frames) -> None:
+        for frame in self._ids.frames(run):
+            await self._pass(frame)
+
+    async def __call__(self, message: Message) -> None:
         match message:
             case Frames():
-                if self._round.terminal is not None:
-                    return
-                if not self._ids.missing:
-                    self._round.deltas(message)
-                    await self._send(message)
-                    return
-                for frame in self._ids.frames(message):
-                    await self._pass(frame)
+                rest = self.deltas(message.raw)
+                if rest is not None:
+                    await rest
             case Event():
                 await self._event(message)
             case Answer():

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal
+from collections.abc import Coroutine
+from typing import Any, Literal
 
 from msgspec.structs import replace
 from pydantic import Field
 
 from proxy import errors
-from proxy.chain import Next, Send
+from proxy.chain import Next, Send, deltas_of
 from proxy.config import Model
 from proxy.protocol import headers as http
 from proxy.protocol import items, jsonbytes, mending
@@ -80,6 +81,7 @@ class _Keeper:
         self._turn = turn
         self._draft = draft
         self._send = send
+        self._deltas = deltas_of(send)
         self._round = Round()
         self._log: list[bytes] | None = [] if turn.stream else None
         self._log_bytes = 0
@@ -88,7 +90,7 @@ class _Keeper:
 
     async def run(self, call_next: Next) -> None:
         try:
-            await call_next(self._turn, self._receive)
+            await call_next(self._turn, self)
         except asyncio.CancelledError:
             if self._run is None or not self._run[1].cancelled:
                 raise
@@ -101,11 +103,19 @@ class _Keeper:
             if self._run is not None:
                 self._services.runs.remove(self._turn.owner, self._run[0])
 
-    async def _receive(self, message: Message) -> None:
+    def deltas(self, raw: bytes) -> Coroutine[Any, Any, None] | None:
+        """The `send` of deltas."""
+        self._round.deltas(raw)
+        self._record_log(raw)
+        return self._deltas(raw)
+
+    async def __call__(self, message: Message) -> None:
         match message:
             case Frames():
-                self._round.deltas(message)
-                self._record_log(message.raw)
+                rest = self.deltas(message.raw)
+                if rest is not None:
+                    await rest
+                return
             case Event():
                 await self._event(message)
             case Head():
@@ -238,7 +248,7 @@ class _Keeper:
 
     async def _end(self, type_: str, status: str, changes: jsonbytes.Fields) -> None:
         event = self._round.ended(type_, status, changes)
-        await self._receive(event)
+        await self(event)
 
 
 def _refuse_unreadable(head: Head) -> None:

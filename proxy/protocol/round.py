@@ -118,16 +118,16 @@ class Round:
         self.response: bytes | None = None  # of the newest lifecycle event
         self.terminal: Event | None = None
         self._done: dict[int, bytes] = {}
-        self._latest: Event | Frames | None = None
+        self._latest: Event | bytes | None = None  # bytes: a run of deltas
 
-    def deltas(self, run: Frames) -> None:
+    def deltas(self, run: bytes) -> None:
         """Takes note of a run of deltas."""
         self._latest = run
 
     def observe(self, part: Event | Frames) -> None:
         """Takes note of one part of the stream."""
         if isinstance(part, Frames):
-            self.deltas(part)
+            self.deltas(part.raw)
             return
         if b'"sequence_number"' in part.raw:  # a comment has none, and must not make the count begin again
             self._latest = part
@@ -145,7 +145,7 @@ class Round:
         """The number that the stream's next event should carry."""
         if self._latest is None:
             return 0
-        last = frames(self._latest.raw)[-1].sequence_number if isinstance(self._latest, Frames) else None
+        last = frames(self._latest)[-1].sequence_number if isinstance(self._latest, bytes) else None
         if isinstance(self._latest, Event):
             last = self._latest.sequence_number
         return 0 if last is None else last + 1

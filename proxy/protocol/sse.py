@@ -39,11 +39,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Frames | Event]:
         """The frames that are whole now. Raises `FrameTooLarge`."""
-        if not self._held:
-            if self._usual(data) is not None and b"\r" not in data:
-                return [Frames(data)]  # what nearly every read is, once the text has begun
-            if data.endswith(b"\n\n"):
-                return self._whole(data)
+        if not self._held and data.endswith(b"\n\n"):
+            return self._whole(data)
         # A border needs at most two bytes of what came before; an unfinished frame is not searched again.
         window = self._last + data
         end = _last_border(window)
@@ -54,8 +51,17 @@ class Decoder:
         whole = b"".join([*self._parts, data[:cut]]) if cut >= 0 else b"".join(self._parts)[:cut]
         rest = window[end:] if cut < 0 else data[cut:]
         self._parts, self._held, self._last = [], 0, b""
-        self._hold(rest)
+        self._keep(rest)  # what is whole comes out, however large the rest
         return self._whole(whole)
+
+    def is_run(self, data: bytes) -> bool:
+        """Whether the next bytes are a run of deltas of the usual shape, to which nothing needs to be fed."""
+        return not self._held and self._usual(data) is not None and b"\r" not in data
+
+    @property
+    def too_large(self) -> bool:
+        """Whether more is held of an unfinished frame than may be."""
+        return self._held > self._max
 
     def end(self) -> list[Frames | Event]:
         """The frame that only the end shows to be whole: its last CR is no half of a CRLF."""
@@ -75,13 +81,16 @@ class Decoder:
         return split(block)
 
     def _hold(self, data: bytes) -> None:
+        self._keep(data)
+        if self.too_large:
+            raise FrameTooLarge
+
+    def _keep(self, data: bytes) -> None:
         if not data:
             return
         self._parts.append(data)
         self._held += len(data)
         self._last = (self._last + data)[-3:]
-        if self._held > self._max:
-            raise FrameTooLarge
 
 
 def _last_border(data: bytes) -> int:

@@ -97,7 +97,7 @@ class Listener:
         elif kind is Kind.CANCEL and await self._cancelled(request, reply, path, owner):
             pass
         else:
-            await self._site.chain(await self._turn(request, path, operation, owner), reply.send)
+            await self._site.chain(await self._turn(request, path, operation, owner), reply)
 
     async def _state(self, request: Request, reply: Reply, path: str, owner: Owner) -> None:
         body = await self._body(request)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 
 from proxy import errors
 from proxy.config.shape import Heartbeat
@@ -69,6 +71,13 @@ class Reply:
                 self._trailers = message.headers
         if self._client.writing_paused:
             await self._client.drain()
+
+    __call__ = send
+
+    def deltas(self, raw: bytes) -> Coroutine[Any, Any, None] | None:
+        """The `send` of deltas: makes a coroutine only while the client does not read."""
+        self._put_frames(raw)
+        return self._client.drain() if self._client.writing_paused else None
 
     def looked_up(self, looked: Looked) -> None:
         """Sends what the store answered."""

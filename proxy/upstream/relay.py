@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Generator, Iterator
 from typing import Any
 
 from proxy import errors
-from proxy.chain import Send
+from proxy.chain import Send, deltas_of
 from proxy.protocol import jsonbytes, sse
 from proxy.protocol.events import TERMINAL, Event, Frames
 from proxy.protocol.sse import Decoder, FrameTooLarge
@@ -25,6 +25,7 @@ class Relay:
 
     def __init__(self, send: Send, max_frame_bytes: int) -> None:
         self._send = send
+        self._deltas = deltas_of(send)
         self._max_frame_bytes = max_frame_bytes
         self._decoder = Decoder(max_frame_bytes)
         self._parts: _Parts = iter(())
@@ -64,23 +65,33 @@ class Relay:
     def _take(self, data: bytes) -> bool:
         """Sends on what nobody has to wait for; whether that was everything. Errors are the task's to raise."""
         try:
-            parts = self._decoder.feed(data)
-            for done, part in enumerate(parts):
-                if isinstance(part, Event):
-                    self._parts = iter(parts[done:])
-                    return False
-                coroutine = self._send(part)
-                try:
-                    waits_for = coroutine.send(None)
-                except StopIteration:  # nobody had to wait
-                    continue
-                self._waiting = _Rest(coroutine, waits_for)
-                self._parts = iter(parts[done + 1 :])
-                return False
-            return True
+            if self._decoder.is_run(data):  # what nearly every read is, once the text has begun
+                rest = self._deltas(data)
+                return rest is None or self._begun(rest)
+            return self._pass(self._decoder.feed(data)) and not self._decoder.too_large
         except Exception as error:  # noqa: BLE001  # raised again by the task
             self._error = error
             return False
+
+    def _pass(self, parts: list[Frames | Event]) -> bool:
+        for done, part in enumerate(parts):
+            if isinstance(part, Event):
+                self._parts = iter(parts[done:])
+                return False
+            rest = self._deltas(part.raw)
+            if rest is not None and not self._begun(rest):
+                self._parts = iter(parts[done + 1 :])
+                return False
+        return True
+
+    def _begun(self, rest: Coroutine[Any, Any, None]) -> bool:
+        """Runs a coroutine as far as it goes; whether that was to its end."""
+        try:
+            waits_for = rest.send(None)
+        except StopIteration:
+            return True
+        self._waiting = _Rest(rest, waits_for)
+        return False
 
     async def _catch_up(self) -> None:
         if self._error is not None:
@@ -91,6 +102,8 @@ class Relay:
         for part in self._parts:
             await self._send(part)
             self._over = self._over or (isinstance(part, Event) and part.type in TERMINAL)
+        if self._decoder.too_large:
+            raise FrameTooLarge
 
 
 class _Rest:

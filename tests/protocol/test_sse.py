@@ -124,6 +124,14 @@ def test_an_unfinished_frame_is_held_up_to_a_limit():
         decoder.feed(b"7")
 
 
+def test_whole_frames_before_one_that_is_too_large_come_out_first():
+    decoder = Decoder(max_frame_bytes=10)
+    assert flat(decoder.feed(b"data: 1\n\ndata: 34567890")) == [b"data: 1\n\n"]
+    assert decoder.too_large
+    with pytest.raises(FrameTooLarge):
+        decoder.feed(b"1")
+
+
 def test_frames_that_end_count_for_nothing_in_the_limit():
     decoder = Decoder(max_frame_bytes=10)
     for _ in range(5):

@@ -221,6 +221,22 @@ async def test_within_another_body_it_cuts_the_connection(headers: Any):
 # Clients that do not read, or go
 
 
+async def test_deltas_are_written_at_once_and_waited_for_only_while_the_client_does_not_read():
+    client = Client()
+    await client.reply.send(Head(200, b"OK", SSE, events=True))
+    assert client.reply.deltas(delta(1)) is None
+    client.connection.pause_writing()
+    rest = client.reply.deltas(delta(2))
+    assert rest is not None
+    waiting = asyncio.ensure_future(rest)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    client.connection.resume_writing()
+    await waiting
+    client.reply.finish()
+
+
 async def test_a_send_waits_while_the_client_does_not_read():
     client = Client()
     await client.reply.send(Head(200, b"OK", SSE, events=True))
