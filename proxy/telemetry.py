@@ -86,33 +86,38 @@ class AccessLog:
             stream.flush()
 
 
+def _message(access: Access) -> str:
+    _, method, path, status, size, seconds, request_id = access
+    return f"{method} {path} {status} {size} B {seconds * 1e3:.1f} ms {request_id}"
+
+
+def _time(at: float) -> str:
+    """The time as `logging` spells it."""
+    return f"{_second(int(at))},{int(at % 1 * 1e3):03d}"
+
+
 def _text_line(access: Access) -> str:
-    at, method, path, status, size, seconds, request_id = access
-    message = f"{method} {path} {status} {size} B {seconds * 1e3:.1f} ms {request_id}"
-    return f"{_second(int(at))},{int(at % 1 * 1e3):03d} INFO    {_ACCESS}: {message}\n"
+    return f"{_time(access.at)} INFO    {_ACCESS}: {_message(access)}\n"
 
 
 def _json_line(access: Access) -> str:
-    at, method, path, status, size, seconds, request_id = access
-    ms = round(seconds * 1e3, 1)
     fields = {
-        "time": f"{_second(int(at))},{int(at % 1 * 1e3):03d}",
+        "time": _time(access.at),
         "level": "INFO",
         "name": _ACCESS,
-        "message": f"{method} {path} {status} {size} B {ms} ms {request_id}",
-        "method": method,
-        "path": path,
-        "status": status,
-        "bytes": size,
-        "ms": ms,
-        "request_id": request_id,
+        "message": _message(access),
+        "method": access.method,
+        "path": access.path,
+        "status": access.status,
+        "bytes": access.bytes,
+        "ms": round(access.seconds * 1e3, 1),
+        "request_id": access.request_id,
     }
     return msgspec.json.encode(fields).decode() + "\n"
 
 
 @lru_cache(maxsize=2)
 def _second(second: int) -> str:
-    """The time as `logging` spells it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
 

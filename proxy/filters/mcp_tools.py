@@ -105,7 +105,7 @@ class McpTools:
     async def _approved(self, turn: Turn, hosted: Sequence[Hosted]) -> Turn:
         """Uses up the approvals that the input brings; a refusal becomes what the model reads."""
         draft = turn.draft
-        answers = _open_answers(draft)
+        answers = _open_answers(draft) if draft is not None else []
         if draft is None or not answers:
             return turn
         requests = _requests(draft)
@@ -138,7 +138,9 @@ class McpTools:
 
 
 def _concerns(turn: Turn) -> bool:
-    return b'"mcp"' in turn.body.fields.get("tools", b"") or bool(_open_answers(turn.draft))
+    given = (turn.draft.input or ()) if turn.draft is not None else ()
+    answers = any(item.type == "mcp_approval_response" for item in given)
+    return answers or b'"mcp"' in turn.body.fields.get("tools", b"")
 
 
 def _is_mcp(raw: bytes) -> bool:
@@ -174,15 +176,13 @@ def _history(draft: Draft | None) -> tuple[Item, ...]:
     return draft.history.items if draft is not None and draft.history is not None else ()
 
 
-def _open_answers(draft: Draft | None) -> list[tuple[Item, bool]]:
+def _open_answers(draft: Draft) -> list[tuple[Item, bool]]:
     """The answers of the input that are not carried out yet, and whether the model has spoken since.
 
     A client without `previous_response_id` replays old answers with the rest: an approval whose call is there has been
     used, and a refusal that the model has read is only told again.
     """
-    given = draft.input if draft is not None else None
-    if draft is None or not given or not any(item.type == "mcp_approval_response" for item in given):
-        return []
+    given = draft.input or ()
     calls = [item for item in (*_history(draft), *given) if item.type == "mcp_call"]
     done = {jsonbytes.text(jsonbytes.fields(item.body).get("approval_request_id")) for item in calls}
     spoken = max((index for index, item in enumerate(given) if _is_models(item)), default=-1)

@@ -130,10 +130,6 @@ class _Keeper:
         token = http.get(headers, b"x-session-token")
         self._token = token.decode("latin-1") if token else None
 
-    def _note(self, part: Frames | Event) -> None:
-        self._round.observe(part)
-        self._record_log(part.raw)
-
     def _record_log(self, raw: bytes) -> None:
         if self._log is None:
             return
@@ -146,7 +142,8 @@ class _Keeper:
     async def _event(self, event: Event) -> None:
         if self._draft.saved:
             return
-        self._note(event)
+        self._round.observe(event)
+        self._record_log(event.raw)
         if event.terminal:
             response = terminal_response(mending.failed_for(event, self._round) if event.type == "error" else event)
             if response is not None:

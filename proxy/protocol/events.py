@@ -64,18 +64,15 @@ class Trailers(Struct, frozen=True, gc=False):
     headers: Headers
 
 
-_ABSENT = Raw(b"")
-
-
 class _Outline(Struct):
     """What the gateway reads of every event that is no delta, found without taking the rest apart."""
 
-    type: Raw = _ABSENT
-    response: Raw = _ABSENT
-    item: Raw = _ABSENT
-    output_index: Raw = _ABSENT
-    sequence_number: Raw = _ABSENT
-    error: Raw = _ABSENT
+    type: Raw = jsonbytes.ABSENT
+    response: Raw = jsonbytes.ABSENT
+    item: Raw = jsonbytes.ABSENT
+    output_index: Raw = jsonbytes.ABSENT
+    sequence_number: Raw = jsonbytes.ABSENT
+    error: Raw = jsonbytes.ABSENT
 
 
 _outline = Decoder(_Outline)

@@ -21,6 +21,7 @@ _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 NULL = b"null"
+ABSENT = msgspec.Raw(b"")  # for a member that an outline does not find
 _MAX_DIGITS = 20
 
 Fields = dict[str, bytes]

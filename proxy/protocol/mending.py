@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.protocol import items, jsonbytes
 from proxy.protocol.events import LIFECYCLE, Event, Frames, encode
-from proxy.protocol.round import NoResponse, Round, stable_id
+from proxy.protocol.round import NoResponse, Round, outline_of, response_id, stable_id
 from proxy.protocol.sse import frames
 
 Thing = TypeVar("Thing", bytes, Event)
@@ -17,22 +17,12 @@ Thing = TypeVar("Thing", bytes, Event)
 REFUSED_NULLS = ("truncation", "background", "tools", "tool_choice", "service_tier", "include_reasoning")
 
 _INCOMPLETE = b'"incomplete"'
-_ABSENT = msgspec.Raw(b"")
-
-
-class _Response(msgspec.Struct):
-    """What decides whether a response needs mending."""
-
-    id: msgspec.Raw = _ABSENT
-    status: msgspec.Raw = _ABSENT
-    output: msgspec.Raw = _ABSENT
 
 
 class _Item(msgspec.Struct):
-    id: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = jsonbytes.ABSENT
 
 
-_response = msgspec.json.Decoder(_Response)
 _item = msgspec.json.Decoder(_Item)
 _items = msgspec.json.Decoder(list[_Item])
 
@@ -75,7 +65,7 @@ def incomplete_response(body: bytes) -> bytes:
 def _is_incomplete(response: bytes) -> bool:
     if _INCOMPLETE not in response:
         return False
-    return bytes(jsonbytes.outline(_response, response).status) == _INCOMPLETE
+    return bytes(outline_of(response).status) == _INCOMPLETE
 
 
 def incomplete_event(event: Event) -> Event:
@@ -107,7 +97,7 @@ def error_of(event: Event) -> tuple[str, str]:
 
 def identified(body: bytes) -> bytes:
     """A response whose output items all have ids. Raises `NotJSON`."""
-    outline = jsonbytes.outline(_response, body)
+    outline = outline_of(body)
     raw = bytes(outline.output)
     if not raw.startswith(b"[") or all(_is_id(bytes(item.id)) for item in jsonbytes.outline(_items, raw)):
         return body
@@ -155,7 +145,7 @@ class ItemIds:
     def _lifecycle(self, event: Event) -> Event:
         response = event.response
         if not self._response_id:
-            self._response_id = jsonbytes.text(bytes(jsonbytes.outline(_response, response).id)) or ""
+            self._response_id = response_id(response) or ""
         mended = identified(response)
         return event if mended is response else _with(event, "response", mended)
 

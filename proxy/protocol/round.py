@@ -23,20 +23,19 @@ from proxy.protocol.sse import frames
 Fields = jsonbytes.Fields
 
 
-_ABSENT = msgspec.Raw(b"")
 _OUTPUT = b'"output":'
 
 
-class _Outline(msgspec.Struct):
-    """What a store needs of a response object itself."""
+class Outline(msgspec.Struct):
+    """What the gateway reads of a response object itself, found without taking the rest apart."""
 
-    id: msgspec.Raw = _ABSENT
-    status: msgspec.Raw = _ABSENT
-    created_at: msgspec.Raw = _ABSENT
-    output: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = jsonbytes.ABSENT
+    status: msgspec.Raw = jsonbytes.ABSENT
+    created_at: msgspec.Raw = jsonbytes.ABSENT
+    output: msgspec.Raw = jsonbytes.ABSENT
 
 
-_outline = msgspec.json.Decoder(_Outline)
+_outline = msgspec.json.Decoder(Outline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
     Raises `NoResponse` when it is not an object, or when it or an item of it has no id that can be stored.
     """
     try:
-        outline = jsonbytes.outline(_outline, response)
+        outline = outline_of(response)
         id_ = jsonbytes.text(bytes(outline.id))
         status = jsonbytes.text(bytes(outline.status))
         raw = bytes(outline.output)
@@ -75,9 +74,14 @@ def outcome(response: bytes, folded: Sequence[bytes] = ()) -> Outcome:
     return Outcome(id_, status or "completed", _seconds(bytes(outline.created_at)), envelope, output)
 
 
+def outline_of(response: bytes) -> Outline:
+    """What a response object says of itself. Raises `NotJSON`."""
+    return jsonbytes.outline(_outline, response)
+
+
 def response_id(response: bytes) -> str | None:
     """The id of a response object. Raises `NotJSON`."""
-    return jsonbytes.text(bytes(jsonbytes.outline(_outline, response).id))
+    return jsonbytes.text(bytes(outline_of(response).id))
 
 
 def _emptied(response: bytes, output: bytes) -> bytes:

@@ -137,28 +137,33 @@ def _run(raw: bytes) -> Sequence[Frames | Event]:
 
 def frames(block: bytes) -> list[Event]:
     """Whole frames one by one."""
-    found, at = [], 0
+    found: list[Event] = []
+    at = 0
     while at < len(block):
-        end = _frame_end(block, at)
-        found.append(event(block[at:end]))
-        at = end
+        found.append(_event_at(block, at))
+        at += len(found[-1].raw)
     return found
 
 
 def event(raw: bytes) -> Event:
     """One frame with its `event:` line read."""
-    usual = _usual_frame(raw)
-    if usual is not None and len(usual[0]) == len(raw) and b"\r" not in raw:
-        return with_data(raw, _named(usual[1]), usual[2])
+    usual = _usual_at(raw, 0)
+    if usual is not None and len(usual.raw) == len(raw):
+        return usual
     lines = _event_lines(raw)
     return Event(raw, _named(lines[-1]) if lines else "")
 
 
 def _event_at(block: bytes, at: int) -> Event:
+    return _usual_at(block, at) or event(block[at : _frame_end(block, at)])
+
+
+def _usual_at(block: bytes, at: int) -> Event | None:
+    """The frame there, if it has the shape that every known backend writes."""
     usual = _usual_frame(block, at)
-    if usual is not None and b"\r" not in usual[0]:
-        return with_data(usual[0], _named(usual[1]), usual[2])
-    return event(block[at : _frame_end(block, at)])
+    if usual is None or b"\r" in usual[0]:
+        return None
+    return with_data(usual[0], _named(usual[1]), usual[2])
 
 
 def _named(line: bytes) -> str:

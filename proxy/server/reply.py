@@ -177,10 +177,7 @@ class Reply:
         if not size:
             return  # an empty chunk would end the body
         self.sent += size
-        transport = self._client.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        transport.write(b"%x\r\n%b\r\n" % (size, data) if self._chunked_out else data)
+        self._transport().write(b"%x\r\n%b\r\n" % (size, data) if self._chunked_out else data)
 
     def _transport(self) -> asyncio.Transport:
         transport = self._client.transport

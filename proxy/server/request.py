@@ -57,9 +57,7 @@ class Request:
         """The whole body. Raises `BodyTooLarge`, or `InvalidRequest` when it cannot be read."""
         self.limit = limit
         while not self.complete and self._error is None and self.size <= limit:
-            self.connection.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._more()
         if self._error is not None:
             raise errors.InvalidRequest(f"The request body could not be read: {self._error}")
         if self.size > limit:
@@ -78,9 +76,12 @@ class Request:
         self.limit = 0
         self._parts = []
         while not self.complete and self._error is None:
-            self.connection.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._more()
+
+    async def _more(self) -> None:
+        self.connection.resume_reading()
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     # What the connection tells
 

@@ -181,11 +181,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(errors.UpstreamProtocol(f"The backend's answer is not HTTP/1.1: {error}"))
         if self._sink is not None and self._chunks and self._error is None:
-            chunks = self._chunks
-            taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            chunks.clear()
-            self._held = 0
-            if not self._sink(taken):
+            if not self._sink(self._taken()):
                 self._sink = None
             elif not self.complete:
                 return
